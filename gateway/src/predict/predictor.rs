@@ -202,7 +202,7 @@ impl CacheHitPredictor {
             for (group, tokenizer) in groups {
                 let name = group.engine.as_str();
                 if !tokens_by_engine.iter().any(|(engine, _)| *engine == name) {
-                    tokens_by_engine.push((name, PromptTokens::of(api, &body, tokenizer)?.to_vec()));
+                    tokens_by_engine.push((name, PromptTokens::of(api, &body, tokenizer, &group)?.to_vec()));
                 }
             }
             Ok(tokens_by_engine)
@@ -275,7 +275,8 @@ impl PredictionQuery {
         for (group, tokenizer) in self.groups {
             let Some(schemes) = group.keyspace.schemes(&extras) else { continue };
             if !tokens_by_engine.iter().any(|(engine, _)| *engine == group.engine) {
-                tokens_by_engine.push((group.engine, PromptTokens::of(self.api, &self.body, tokenizer)?));
+                tokens_by_engine
+                    .push((group.engine, PromptTokens::of(self.api, &self.body, tokenizer, &group)?));
             }
             let Some((_, tokens)) = tokens_by_engine.iter().find(|(engine, _)| *engine == group.engine)
             else {

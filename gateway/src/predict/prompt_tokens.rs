@@ -5,12 +5,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use moongate_block_hash::{BlockHashChain, HashScheme, HashedBlock};
+use moongate_discovery::EngineKind;
 use moongate_scheduler::ModelIndex;
-use moongate_tokenize::{PromptError, TemplateTime, TextBody, TextPrompt, TokenizedPrompt};
+use moongate_tokenize::{PromptError, PromptTruncation, TemplateTime, TextBody, TextPrompt, TokenizedPrompt};
 
 use super::models::BlockTokenizer;
 use super::tokenize::{EngineTokenizeError, EngineTokens};
 use crate::feedback::TokenSource;
+use crate::fleet::EngineGroup;
 use crate::kv_index::BlockKeyspace;
 use crate::request_body::{InferenceApi, RoutingFields};
 
@@ -92,40 +94,65 @@ pub(super) enum PromptTokens {
 }
 
 impl PromptTokens {
-    /// The tokens that an engine will compute for this body. Takes milliseconds for a long new prompt.
+    /// The tokens that an engine of the group will compute for this body. Takes milliseconds for a long new prompt.
     pub(super) fn of(
         api: InferenceApi,
         body: &[u8],
         tokenizer: TokenizerChoice,
+        group: &EngineGroup,
     ) -> Result<Self, PredictionError> {
         match api {
-            InferenceApi::Chat => {
-                let model = match tokenizer {
-                    TokenizerChoice::Local(model) => model,
-                    TokenizerChoice::Engine(tokens) => return Ok(Self::Engine(tokens)),
-                    TokenizerChoice::Unavailable(error) => return Err(error),
-                };
-                let chat = model.read_chat(body).map_err(PredictionError::Prompt)?;
-                let prompt = model.tokenize_chat(&chat, now()).map_err(PredictionError::Prompt)?;
-                Ok(Self::Local(prompt, model))
-            }
-            InferenceApi::Completions | InferenceApi::Generate => {
-                let TextBody { mut prompts, add_special_tokens } =
-                    TextBody::parse(body).map_err(PredictionError::Prompt)?;
-                match (prompts.pop(), prompts.is_empty()) {
-                    (Some(TextPrompt::Ids(ids)), true) => Ok(Self::Client(ids)),
-                    (Some(text), true) => match tokenizer {
-                        TokenizerChoice::Local(model) => {
-                            let prompt = model.tokenize_text(&text, add_special_tokens);
-                            Ok(Self::Local(prompt.map_err(PredictionError::Prompt)?, model))
-                        }
-                        TokenizerChoice::Engine(tokens) => Ok(Self::Engine(tokens)),
-                        TokenizerChoice::Unavailable(error) => Err(error),
-                    },
-                    _ => Err(PredictionError::NotSinglePrompt),
-                }
-            }
+            InferenceApi::Chat => Self::of_chat(body, tokenizer, group),
+            InferenceApi::Completions | InferenceApi::Generate => Self::of_text(body, tokenizer, group),
             InferenceApi::Other => Err(PredictionError::NotSinglePrompt),
+        }
+    }
+
+    fn of_chat(
+        body: &[u8],
+        tokenizer: TokenizerChoice,
+        group: &EngineGroup,
+    ) -> Result<Self, PredictionError> {
+        let model = match tokenizer {
+            TokenizerChoice::Local(model) => model,
+            TokenizerChoice::Engine(tokens) => return Ok(Self::Engine(tokens)),
+            TokenizerChoice::Unavailable(error) => return Err(error),
+        };
+        let read = || {
+            let chat = model.read_chat(body)?;
+            let prompt = model.tokenize_chat(&chat, now())?;
+            truncated(prompt, chat.truncation()?, group)
+        };
+        let prompt = read().map_err(PredictionError::Prompt)?;
+        Ok(Self::Local(prompt, model))
+    }
+
+    fn of_text(
+        body: &[u8],
+        tokenizer: TokenizerChoice,
+        group: &EngineGroup,
+    ) -> Result<Self, PredictionError> {
+        let mut text = TextBody::parse(body).map_err(PredictionError::Prompt)?;
+        let truncation = text.truncation().map_err(PredictionError::Prompt)?;
+        match (text.prompts.pop(), text.prompts.is_empty()) {
+            (Some(TextPrompt::Ids(ids)), true) => {
+                let ids = match truncation.filter(|_| group.engine == EngineKind::Vllm) {
+                    Some(truncation) => truncation.truncate_ids(ids, group.context_length),
+                    None => Ok(ids),
+                };
+                ids.map(Self::Client).map_err(PredictionError::Prompt)
+            }
+            (Some(prompt), true) => match tokenizer {
+                TokenizerChoice::Local(model) => {
+                    let prompt = model
+                        .tokenize_text(&prompt, text.add_special_tokens)
+                        .and_then(|prompt| truncated(prompt, truncation, group));
+                    Ok(Self::Local(prompt.map_err(PredictionError::Prompt)?, model))
+                }
+                TokenizerChoice::Engine(tokens) => Ok(Self::Engine(tokens)),
+                TokenizerChoice::Unavailable(error) => Err(error),
+            },
+            _ => Err(PredictionError::NotSinglePrompt),
         }
     }
 
@@ -205,6 +232,20 @@ impl CachedPromptBlocks {
     /// The blocks in prompt order.
     pub(super) fn blocks(&self) -> &[HashedBlock] {
         &self.blocks
+    }
+}
+
+/// The part of a prompt that an engine of the group computes. An engine that returned the tokens has already truncated them.
+fn truncated(
+    prompt: TokenizedPrompt<SharedPromptBlocks>,
+    truncation: Option<PromptTruncation>,
+    group: &EngineGroup,
+) -> Result<TokenizedPrompt<SharedPromptBlocks>, PromptError> {
+    match truncation {
+        Some(truncation) if group.engine == EngineKind::Vllm => {
+            prompt.truncated(truncation, group.context_length)
+        }
+        _ => Ok(prompt),
     }
 }
 

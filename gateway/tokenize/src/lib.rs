@@ -22,6 +22,7 @@ mod prompt;
 mod registry;
 mod template;
 mod tokenize;
+mod truncation;
 
 pub use body::{ChatBody, TextBody, TextPrompt};
 pub use caches::PromptCaches;
@@ -33,3 +34,4 @@ pub use registry::{ModelFolder, TokenizerRegistry};
 pub use template::TemplateTime;
 #[doc(hidden)]
 pub use template::render_template;
+pub use truncation::PromptTruncation;

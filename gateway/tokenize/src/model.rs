@@ -108,7 +108,7 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
         self.bodies.read(body)
     }
 
-    /// The token ids that the engine computes for a chat completion.
+    /// The token ids of a chat completion, before [`ChatBody::truncation`].
     ///
     /// # Errors
     /// [`PromptError`] if they cannot be determined.
@@ -132,7 +132,7 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
         self.rendered(body, now).map(|(text, _)| text)
     }
 
-    /// The token ids of a completion's prompt. `special` as in [`crate::TextBody::add_special_tokens`].
+    /// The token ids of a completion's prompt, before [`crate::TextBody::truncation`]. `special` as in [`crate::TextBody::add_special_tokens`].
     ///
     /// # Errors
     /// [`PromptError::Tokenizer`] if the text cannot be tokenized.

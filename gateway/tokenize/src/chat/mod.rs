@@ -82,9 +82,6 @@ pub(crate) fn prepare(
     if body.chat_template.as_ref().is_some_and(|template| !template.is_none()) {
         return Err(PromptError::UnsupportedMember("chat_template"));
     }
-    if body.truncate_prompt_tokens.as_ref().is_some_and(|limit| !limit.is_none()) {
-        return Err(PromptError::UnsupportedMember("truncate_prompt_tokens"));
-    }
     if body.messages.is_empty() {
         return Err(PromptError::Malformed("`messages` is empty".to_owned()));
     }

@@ -40,10 +40,6 @@ fn the_reason_names_the_unsupported_member() {
         for (body, reason) in [
             (body_with(json!({ "chat_template": "x" })), PromptError::UnsupportedMember("chat_template")),
             (
-                body_with(json!({ "truncate_prompt_tokens": 3 })),
-                PromptError::UnsupportedMember("truncate_prompt_tokens"),
-            ),
-            (
                 body_with(json!({ "chat_template_kwargs": { "messages": [] } })),
                 PromptError::UnsupportedMember("chat_template_kwargs"),
             ),
