@@ -84,8 +84,10 @@ impl RequestDispatcher {
                     return Err(DispatchError::Error(rejection_error(&rejection, routed, is_outage)));
                 }
             };
-            let expected =
-                routed.prompt_prediction.as_ref().map(|predicted| predicted.expected_hits(&chosen.prefill));
+            let expected = routed
+                .prompt_prediction
+                .as_ref()
+                .and_then(|predicted| predicted.expected_hits(&chosen.prefill));
             let ttft_prediction = self.ttft_prediction(&chosen, now);
             let context = AttemptContext {
                 limits: self.limits.attempt,

@@ -93,7 +93,7 @@ fn describe(gateway: &GatewayContext, predicted: &PromptPrediction, duration: Du
     let engines: Vec<Value> = InstanceIndex::all()
         .zip(&fleet.members)
         .map(|(ix, member)| {
-            let hits = predicted.expected_hits(member).hits;
+            let hits = predicted.hits(member);
             json!({
                 "instance": member.endpoint.id.to_string(),
                 "role": member.instance.role.to_string(),

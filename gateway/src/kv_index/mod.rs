@@ -7,7 +7,7 @@ mod spin_rw_lock;
 mod spin_rw_lock_tests;
 mod store_keys;
 
-pub(crate) use block_keyspace::{BlockExtraKeys, BlockKeyspace};
+pub(crate) use block_keyspace::{BlockExtraKeys, BlockKeyspace, BlockSchemes};
 pub(crate) use index::{EngineSlotGuard, KvIndex};
 pub use spin_rw_lock::SpinRwLock;
 pub(crate) use store_keys::{StoreKeyNaming, StoredBlockPart};

@@ -6,8 +6,12 @@
 
 mod feeds;
 mod models;
+mod prediction_query;
 mod predictor;
+#[cfg(test)]
+mod predictor_tests;
 mod prompt_tokens;
+mod reuse_limit;
 mod store_distance;
 mod stored_blocks;
 mod tokenize;

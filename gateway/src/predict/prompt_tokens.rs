@@ -16,6 +16,9 @@ use crate::fleet::EngineGroup;
 use crate::kv_index::BlockKeyspace;
 use crate::request_body::{InferenceApi, RoutingFields};
 
+/// Maximum number of prompts of a batch: each is looked up in the index of all engines.
+const MAX_PROMPTS: usize = 1024;
+
 /// The prompt of a request to be predicted or tokenized.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RequestPrompt<'a> {
@@ -50,8 +53,8 @@ pub(crate) enum PredictionError {
     /// The model has no local tokenizer, and no engine returned the tokens.
     #[error("no local tokenizer for this model, and {0}; add one with --model NAME=DIR")]
     EngineTokenize(EngineTokenizeError),
-    /// The request has several prompts, or none that is parsed.
-    #[error("the request does not have exactly one prompt")]
+    /// The request has no prompt that is parsed, or more than are predicted.
+    #[error("the request has no prompt, or too many")]
     NotSinglePrompt,
     /// Long prompts that are being tokenized leave no memory for this one.
     #[error("no memory left for tokenizing this prompt; raise --prompt-memory")]
@@ -94,16 +97,16 @@ pub(super) enum PromptTokens {
 }
 
 impl PromptTokens {
-    /// The tokens that an engine of the group will compute for this body. Takes milliseconds for a long new prompt.
+    /// The prompts of a body as tokens that an engine of the group will compute. Takes milliseconds for a long new prompt.
     pub(super) fn of(
         api: InferenceApi,
         body: &[u8],
         tokenizer: TokenizerChoice,
         group: &EngineGroup,
-    ) -> Result<Self, PredictionError> {
+    ) -> Result<Vec<Self>, PredictionError> {
         match api {
-            InferenceApi::Chat => Self::of_chat(body, tokenizer, group),
-            InferenceApi::Completions | InferenceApi::Generate => Self::of_text(body, tokenizer, group),
+            InferenceApi::Chat => Ok(vec![Self::of_chat(body, tokenizer, group)?]),
+            InferenceApi::Completions | InferenceApi::Generate => Self::of_texts(body, &tokenizer, group),
             InferenceApi::Other => Err(PredictionError::NotSinglePrompt),
         }
     }
@@ -127,33 +130,39 @@ impl PromptTokens {
         Ok(Self::Local(prompt, model))
     }
 
-    fn of_text(
+    fn of_texts(
         body: &[u8],
-        tokenizer: TokenizerChoice,
+        tokenizer: &TokenizerChoice,
         group: &EngineGroup,
-    ) -> Result<Self, PredictionError> {
+    ) -> Result<Vec<Self>, PredictionError> {
         let mut text = TextBody::parse(body).map_err(PredictionError::Prompt)?;
+        let prompts = std::mem::take(&mut text.prompts);
+        if let (TokenizerChoice::Engine(tokens), [TextPrompt::Text(_)]) = (tokenizer, prompts.as_slice()) {
+            return Ok(vec![Self::Engine(tokens.clone())]);
+        }
+        if prompts.is_empty() || prompts.len() > MAX_PROMPTS {
+            return Err(PredictionError::NotSinglePrompt);
+        }
         let truncation = text.truncation().map_err(PredictionError::Prompt)?;
-        match (text.prompts.pop(), text.prompts.is_empty()) {
-            (Some(TextPrompt::Ids(ids)), true) => {
-                let ids = match truncation.filter(|_| group.engine == EngineKind::Vllm) {
+        let truncation = truncation.filter(|_| group.engine == EngineKind::Vllm);
+        let prompts = prompts.into_iter().map(|prompt| match (prompt, tokenizer) {
+            (TextPrompt::Ids(ids), _) => {
+                let ids = match truncation {
                     Some(truncation) => truncation.truncate_ids(ids, group.context_length),
                     None => Ok(ids),
                 };
                 ids.map(Self::Client).map_err(PredictionError::Prompt)
             }
-            (Some(prompt), true) => match tokenizer {
-                TokenizerChoice::Local(model) => {
-                    let prompt = model
-                        .tokenize_text(&prompt, text.add_special_tokens)
-                        .and_then(|prompt| truncated(prompt, truncation, group));
-                    Ok(Self::Local(prompt.map_err(PredictionError::Prompt)?, model))
-                }
-                TokenizerChoice::Engine(tokens) => Ok(Self::Engine(tokens)),
-                TokenizerChoice::Unavailable(error) => Err(error),
-            },
-            _ => Err(PredictionError::NotSinglePrompt),
-        }
+            (prompt, TokenizerChoice::Local(model)) => {
+                let prompt = model
+                    .tokenize_text(&prompt, text.add_special_tokens)
+                    .and_then(|prompt| truncated(prompt, truncation, group));
+                Ok(Self::Local(prompt.map_err(PredictionError::Prompt)?, model.clone()))
+            }
+            (_, TokenizerChoice::Engine(_)) => Err(PredictionError::NotSinglePrompt),
+            (_, TokenizerChoice::Unavailable(error)) => Err(error.clone()),
+        });
+        prompts.collect()
     }
 
     pub(super) fn len(&self) -> usize {

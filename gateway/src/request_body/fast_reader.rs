@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use memchr::memchr2;
 
 use super::json_shape::{JsonKind, JsonShape, SamplingKey, SamplingParams};
-use super::routing_fields::{BodyMember, BodyMembers};
+use super::routing_fields::{BodyMember, BodyMembers, may_limit_reuse};
 use super::transfer_members::{is_transfer_member, is_user_data};
 
 /// Most nested arrays and objects; below serde_json's own limit of 127.
@@ -55,6 +55,7 @@ pub(super) fn members(body: &[u8]) -> Option<BodyMembers<'_>> {
             shape = JsonShape { kind: shape.kind, ..JsonShape::default() };
         }
         members.has_transfer_members |= shape.has_transfer_members || is_transfer_member(name);
+        members.may_limit_reuse |= may_limit_reuse(name);
         members.record(key, shape);
     }
     reader.skip_whitespace();

@@ -112,6 +112,8 @@ pub(crate) struct RoutingFields<'a> {
     pub(crate) is_empty_object: bool,
     /// Whether it has members that steer KV transfer, which must be removed before the body is used.
     pub(crate) has_transfer_members: bool,
+    /// Whether it has a member that may keep an engine from using its cache.
+    pub(crate) may_limit_reuse: bool,
     present: u32,
 }
 
@@ -176,6 +178,16 @@ pub(super) struct BodyMembers<'a> {
     count: u32,
     /// Whether a member that steers KV transfer is among them, or inside one that an engine may parse for parameters.
     pub(super) has_transfer_members: bool,
+    /// Whether a member of [`REUSE_MEMBERS`] is among them.
+    pub(super) may_limit_reuse: bool,
+}
+
+/// Members with which an engine may have to compute prompt tokens that it has cached.
+const REUSE_MEMBERS: [&str; 3] = ["echo", "logprob_start_len", "prompt_logprobs"];
+
+/// Whether a member of this name may keep an engine from using its cache.
+pub(super) fn may_limit_reuse(key: &str) -> bool {
+    REUSE_MEMBERS.contains(&key)
 }
 
 impl<'a> BodyMembers<'a> {
@@ -225,6 +237,7 @@ impl<'a> BodyMembers<'a> {
             prompt_ids: 0,
             is_empty_object: self.count == 0,
             has_transfer_members: self.has_transfer_members,
+            may_limit_reuse: self.may_limit_reuse,
             present: self.present,
             model: None,
         };

@@ -137,6 +137,8 @@ struct RawTextBody {
     #[serde(default = "default_max_tokens")]
     max_tokens: Option<f64>,
     #[serde(default)]
+    suffix: Option<serde::de::IgnoredAny>,
+    #[serde(default)]
     image_data: Option<serde::de::IgnoredAny>,
     #[serde(default)]
     prompt_embeds: Option<serde::de::IgnoredAny>,
@@ -151,9 +153,11 @@ impl TextBody {
     /// [`PromptError`] if there is not exactly one of them, or if another member changes the prompt.
     pub fn parse(body: &[u8]) -> Result<TextBody, PromptError> {
         let raw: RawTextBody = serde_json::from_slice(body).map_err(malformed)?;
-        for (given, name) in
-            [(raw.prompt_embeds.is_some(), "prompt_embeds"), (raw.input_embeds.is_some(), "input_embeds")]
-        {
+        for (given, name) in [
+            (raw.suffix.is_some(), "suffix"),
+            (raw.prompt_embeds.is_some(), "prompt_embeds"),
+            (raw.input_embeds.is_some(), "input_embeds"),
+        ] {
             if given {
                 return Err(PromptError::UnsupportedMember(name));
             }
@@ -210,6 +214,8 @@ mod tests {
             text(r#"{"prompt":"a","prompt_embeds":"x"}"#),
             Err(PromptError::UnsupportedMember("prompt_embeds"))
         );
+        assert_eq!(text(r#"{"prompt":"a","suffix":"b"}"#), Err(PromptError::UnsupportedMember("suffix")));
+        assert!(text(r#"{"prompt":"a","suffix":null}"#).is_ok());
         assert!(matches!(text(r#"{"prompt":"a","text":"b"}"#), Err(PromptError::Malformed(_))));
         assert!(matches!(text(r#"{"prompt":[-1]}"#), Err(PromptError::Malformed(_))));
         assert!(matches!(text(r#"{"text":"a","image_data":"x"}"#), Err(PromptError::Multimodal(_))));
