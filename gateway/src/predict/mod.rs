@@ -5,6 +5,7 @@
 //! causes a wrong response.
 
 mod feeds;
+mod media_tokens;
 mod models;
 mod prediction_query;
 mod predictor;

@@ -6,6 +6,7 @@ use moongate_scheduler::index::{EngineSlot, IndexLookup};
 use moongate_scheduler::{CacheHitPrediction, InstanceIndex, TierHits};
 
 use super::feeds::{StoreView, StoreViewStatus};
+use super::media_tokens;
 use super::models::ModelTokenizers;
 use super::prediction_query::{HashedGroup, HashedPrompt, HashedQuery, KeyedBlocks, PredictionQuery};
 use super::prompt_tokens::{PredictionError, PromptTokens, RequestPrompt, TokenizerChoice};
@@ -19,6 +20,7 @@ use crate::fleet::{FleetMember, FleetSnapshot};
 use crate::kv_index::BlockExtraKeys;
 use crate::kv_index::KvIndex;
 use crate::memory::MemoryBudget;
+use crate::request_body::MediaParts;
 
 /// Larger bodies are tokenized on a blocking thread: 100 KiB take about a millisecond.
 const READ_INLINE: usize = 64 << 10;
@@ -87,6 +89,11 @@ impl CacheHitPredictor {
     /// Status of the store view; `None` without a store.
     pub(crate) fn store_status(&self) -> Option<StoreViewStatus> {
         self.store.as_ref().map(|store| store.status())
+    }
+
+    /// Estimated tokens of the images, audio and video of a request for a model.
+    pub(crate) fn media_tokens(&self, model: &str, parts: &MediaParts) -> u64 {
+        if parts.is_empty() { 0 } else { media_tokens::estimate(parts, self.models.image_rule(model)) }
     }
 
     /// Predicts the hits of each engine that serves the prompt's model.

@@ -3,6 +3,7 @@
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
+use super::media_parts::{MediaKind, MediaParts};
 use super::transfer_members::is_transfer_member;
 
 /// Shape and size of one JSON value.
@@ -16,8 +17,10 @@ pub(crate) struct JsonShape {
     pub(crate) first_item: JsonKind,
     /// An array item of another type than the first: its index and type.
     pub(crate) mismatched_item: Option<(u32, JsonKind)>,
-    /// Bytes of all strings inside, without object keys.
+    /// Bytes of all strings inside, without object keys and media.
     pub(crate) string_bytes: u64,
+    /// Images and other media inside, if the value is the messages of a chat.
+    pub(crate) media: MediaParts,
     /// Count of all numbers inside.
     pub(crate) numbers: u64,
     /// `n` and `max_new_tokens`, if the value is an object (SGLang's `sampling_params`).
@@ -88,10 +91,12 @@ impl JsonKind {
     }
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct JsonShapeSeed {
     /// Whether members that steer KV transfer are searched for.
     pub(crate) finds_transfer_members: bool,
+    /// Whether media is searched for.
+    pub(crate) finds_media: bool,
 }
 
 impl<'de> DeserializeSeed<'de> for JsonShapeSeed {
@@ -99,12 +104,8 @@ impl<'de> DeserializeSeed<'de> for JsonShapeSeed {
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<JsonShape, D::Error> {
         let mut shape = JsonShape::default();
-        shape.kind = JsonShapeVisitor {
-            shape: &mut shape,
-            depth: 0,
-            finds_transfer_members: self.finds_transfer_members,
-        }
-        .deserialize(deserializer)?;
+        shape.kind = JsonShapeVisitor { shape: &mut shape, depth: 0, seed: self, is_media: false }
+            .deserialize(deserializer)?;
         Ok(shape)
     }
 }
@@ -113,7 +114,9 @@ impl<'de> DeserializeSeed<'de> for JsonShapeSeed {
 struct JsonShapeVisitor<'t> {
     shape: &'t mut JsonShape,
     depth: u32,
-    finds_transfer_members: bool,
+    seed: JsonShapeSeed,
+    /// Whether the value is inside a member with media.
+    is_media: bool,
 }
 
 impl<'de> DeserializeSeed<'de> for JsonShapeVisitor<'_> {
@@ -130,7 +133,8 @@ impl JsonShapeVisitor<'_> {
         JsonShapeVisitor {
             shape: &mut *self.shape,
             depth: self.depth + 1,
-            finds_transfer_members: self.finds_transfer_members,
+            seed: self.seed,
+            is_media: self.is_media,
         }
     }
 
@@ -164,7 +168,11 @@ impl<'de> Visitor<'de> for JsonShapeVisitor<'_> {
     }
 
     fn visit_str<E: Error>(self, value: &str) -> Result<JsonKind, E> {
-        self.shape.string_bytes += value.len() as u64;
+        if self.is_media {
+            self.shape.media.add_text(value);
+        } else {
+            self.shape.string_bytes += value.len() as u64;
+        }
         Ok(JsonKind::String)
     }
 
@@ -186,8 +194,16 @@ impl<'de> Visitor<'de> for JsonShapeVisitor<'_> {
         let top = self.depth == 0;
         let mut sampling = SamplingParams::default();
         while let Some(key) = map.next_key_seed(NestedKeySeed)? {
-            self.shape.has_transfer_members |= self.finds_transfer_members && key.steers_transfer;
-            let kind = map.next_value_seed(self.nested())?;
+            self.shape.has_transfer_members |= self.seed.finds_transfer_members && key.steers_transfer;
+            let media = key.media.filter(|_| self.seed.finds_media && !self.is_media);
+            if let Some(media) = media {
+                self.shape.media.begin(media);
+            }
+            let nested = JsonShapeVisitor { is_media: self.is_media || media.is_some(), ..self.nested() };
+            let kind = map.next_value_seed(nested)?;
+            if media.is_some() && kind == JsonKind::Null {
+                self.shape.media.cancel();
+            }
             if top {
                 sampling.set(key.sampling, kind);
             }
@@ -221,6 +237,7 @@ impl SamplingKey {
 struct NestedKey {
     sampling: SamplingKey,
     steers_transfer: bool,
+    media: Option<MediaKind>,
 }
 
 struct NestedKeySeed;
@@ -241,6 +258,10 @@ impl Visitor<'_> for NestedKeySeed {
     }
 
     fn visit_str<E: Error>(self, key: &str) -> Result<NestedKey, E> {
-        Ok(NestedKey { sampling: SamplingKey::from_key(key), steers_transfer: is_transfer_member(key) })
+        Ok(NestedKey {
+            sampling: SamplingKey::from_key(key),
+            steers_transfer: is_transfer_member(key),
+            media: MediaKind::of_key(key),
+        })
     }
 }

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use super::fast_reader;
 use super::json_shape::{JsonKind, JsonShape};
+use super::media_parts::MediaParts;
 use super::serde_reader::strict_members;
 use crate::error::{ApiError, ApiErrorCode};
 
@@ -105,7 +106,10 @@ pub(crate) struct RoutingFields<'a> {
     pub(crate) max_output_tokens: Option<u32>,
     /// The client's seed, if it is an integer.
     pub(crate) seed: Option<i64>,
+    /// Bytes of the prompt's text.
     pub(crate) prompt_bytes: u64,
+    /// Images and other media of a chat.
+    pub(crate) media: MediaParts,
     /// Prompt token ids given as numbers.
     pub(crate) prompt_ids: u64,
     /// Whether the object has no member (an appended member then needs no comma).
@@ -234,6 +238,7 @@ impl<'a> BodyMembers<'a> {
             max_output_tokens: None,
             seed: None,
             prompt_bytes: 0,
+            media: MediaParts::default(),
             prompt_ids: 0,
             is_empty_object: self.count == 0,
             has_transfer_members: self.has_transfer_members,
@@ -291,6 +296,7 @@ impl<'a> BodyMembers<'a> {
             return Err(invalid_member(&param, format!("`{param}` must be an object, not {}", kind.name())));
         }
         fields.prompt_bytes = messages.string_bytes;
+        fields.media = messages.media.clone();
         self.output_limits(fields)
     }
 

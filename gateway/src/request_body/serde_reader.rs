@@ -44,7 +44,10 @@ impl<'de> Visitor<'de> for BodyMembersSeed {
                     members.model = model;
                     shape
                 }
-                _ => map.next_value_seed(JsonShapeSeed { finds_transfer_members: !is_user_data })?,
+                _ => map.next_value_seed(JsonShapeSeed {
+                    finds_transfer_members: !is_user_data,
+                    finds_media: member == Some(BodyMember::Messages),
+                })?,
             };
             members.has_transfer_members |= steers_transfer || shape.has_transfer_members;
             members.may_limit_reuse |= may_limit_reuse;
@@ -138,13 +141,13 @@ impl<'de> Visitor<'de> for ModelMemberSeed {
     }
 
     fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        while seq.next_element_seed(JsonShapeSeed { finds_transfer_members: false })?.is_some() {}
+        while seq.next_element_seed(JsonShapeSeed::default())?.is_some() {}
         Ok((JsonShape { kind: JsonKind::Array, ..JsonShape::default() }, None))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         while map.next_key_seed(BodyKeySeed)?.is_some() {
-            map.next_value_seed(JsonShapeSeed { finds_transfer_members: false })?;
+            map.next_value_seed(JsonShapeSeed::default())?;
         }
         Ok((JsonShape { kind: JsonKind::Object, ..JsonShape::default() }, None))
     }
