@@ -20,12 +20,16 @@ pub(super) struct PredictionQuery {
     /// Each with its source of tokens.
     pub(super) groups: Vec<(Arc<EngineGroup>, TokenizerChoice)>,
     pub(super) limits: ReuseLimits,
+    /// Estimated length of the prompt, if its tokens cannot be counted.
+    pub(super) estimated_tokens: u32,
 }
 
 /// The prompts with their blocks under every keyspace.
 pub(super) struct HashedQuery {
     /// Length of all prompts in tokens.
     pub(super) input_tokens: u32,
+    /// Whether that is an estimate, and only the beginning of the prompt was hashed.
+    pub(super) is_incomplete: bool,
     pub(super) tokenized_by: TokenSource,
     pub(super) groups: Vec<HashedGroup>,
 }
@@ -54,7 +58,7 @@ pub(super) struct KeyedBlocks {
 impl PredictionQuery {
     pub(super) fn hash(self) -> Result<HashedQuery, PredictionError> {
         let extras = BlockExtraKeys::read(&self.body);
-        let (mut input_tokens, mut tokenized_by) = (0, TokenSource::Client);
+        let (mut input_tokens, mut tokenized_by, mut is_incomplete) = (0, TokenSource::Client, false);
         let mut tokens_by_engine: Vec<(EngineKind, Vec<PromptTokens>)> = Vec::new();
         let mut hashed = Vec::with_capacity(self.groups.len());
         for (group, tokenizer) in self.groups {
@@ -68,6 +72,7 @@ impl PredictionQuery {
                 continue;
             };
             input_tokens = prompts.iter().map(PromptTokens::len).sum();
+            is_incomplete |= prompts.iter().any(PromptTokens::is_incomplete);
             tokenized_by = prompts.first().map_or(TokenSource::Client, PromptTokens::tokenized_by);
             let limit = self.limits.for_engine(group.engine).unwrap_or(usize::MAX);
             let hash = |tokens| HashedPrompt::new(tokens, &group, &schemes, extras.is_empty(), limit);
@@ -77,8 +82,11 @@ impl PredictionQuery {
         if hashed.is_empty() {
             Err(PredictionError::InsufficientCacheInfo)
         } else {
-            let input_tokens = u32::try_from(input_tokens).unwrap_or(u32::MAX);
-            Ok(HashedQuery { input_tokens, tokenized_by, groups: hashed })
+            let mut input_tokens = u32::try_from(input_tokens).unwrap_or(u32::MAX);
+            if is_incomplete {
+                input_tokens = input_tokens.saturating_add(1).max(self.estimated_tokens);
+            }
+            Ok(HashedQuery { input_tokens, is_incomplete, tokenized_by, groups: hashed })
         }
     }
 }

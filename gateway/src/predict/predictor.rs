@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use moongate_scheduler::index::{EngineSlot, IndexLookup};
 use moongate_scheduler::{CacheHitPrediction, InstanceIndex, TierHits};
+use moongate_tokenize::PromptError;
 
 use super::feeds::{StoreView, StoreViewStatus};
 use super::media_tokens;
@@ -43,7 +44,7 @@ pub(crate) struct CacheHitPredictor {
 /// Predicted cache hits of one request.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PromptPrediction {
-    /// Exact number of prompt tokens; of all prompts of a batch.
+    /// Number of prompt tokens, of all prompts of a batch: exact unless only the beginning is known.
     pub(crate) input_tokens: u32,
     pub(crate) tokenized_by: TokenSource,
     /// By the engine's slot in the index.
@@ -58,6 +59,8 @@ pub(crate) struct PromptPrediction {
     page_tokens: u32,
     /// Whether the request has several prompts. The hits are then sums, and there are no blocks.
     is_batch: bool,
+    /// Whether the hits are those of the text before an image or other media, and the length is an estimate.
+    is_incomplete: bool,
 }
 
 /// Lookups of one prompt's blocks, reused for the next.
@@ -102,7 +105,7 @@ impl CacheHitPredictor {
         fleet: &FleetSnapshot,
         prompt: RequestPrompt<'_>,
     ) -> Result<PromptPrediction, PredictionError> {
-        let RequestPrompt { api, model, fields, body } = prompt;
+        let RequestPrompt { api, model, fields, body, estimated_tokens } = prompt;
         let groups = fleet.groups(model);
         if groups.is_empty() {
             return Err(PredictionError::InsufficientCacheInfo);
@@ -116,7 +119,8 @@ impl CacheHitPredictor {
             return Err(error);
         }
         let limits = ReuseLimits::read(api, fields, body);
-        let hashed = self.hash(PredictionQuery { api, body: body.clone(), groups, limits }).await?;
+        let hashed =
+            self.hash(PredictionQuery { api, body: body.clone(), groups, limits, estimated_tokens }).await?;
         Ok(self.look_up(fleet, &hashed).await)
     }
 
@@ -138,8 +142,9 @@ impl CacheHitPredictor {
 
     /// Finds what each engine has of the prompts.
     async fn look_up(&self, fleet: &FleetSnapshot, hashed: &HashedQuery) -> PromptPrediction {
-        let HashedQuery { input_tokens, tokenized_by, ref groups } = *hashed;
-        let mut predicted = PromptPrediction { input_tokens, tokenized_by, ..PromptPrediction::default() };
+        let HashedQuery { input_tokens, is_incomplete, tokenized_by, ref groups } = *hashed;
+        let mut predicted =
+            PromptPrediction { input_tokens, is_incomplete, tokenized_by, ..PromptPrediction::default() };
         let mut lookups = TierLookups::default();
         for (position, HashedGroup { group, prompts }) in groups.iter().enumerate() {
             let [prompt] = prompts.as_slice() else {
@@ -166,7 +171,8 @@ impl CacheHitPredictor {
             let sites = |store: &Arc<StoreView>| {
                 StoredBlockSites::of(runs, group.keyspace.page_tokens(), fleet, store)
             };
-            predicted.stored.push(group.store_naming.as_ref().map(|naming| StoredBlocks {
+            let naming = group.store_naming.as_ref().filter(|_| !is_incomplete);
+            predicted.stored.push(naming.map(|naming| StoredBlocks {
                 naming: naming.clone(),
                 blocks: blocks.clone(),
                 tokens: input_tokens,
@@ -218,6 +224,9 @@ impl CacheHitPredictor {
                 if !tokens_by_engine.iter().any(|(engine, _)| *engine == name) {
                     let prompts = PromptTokens::of(api, &body, tokenizer, &group)?;
                     let [prompt] = prompts.as_slice() else { return Err(PredictionError::NotSinglePrompt) };
+                    if prompt.is_incomplete() {
+                        return Err(PredictionError::Prompt(PromptError::Multimodal("media".to_owned())));
+                    }
                     tokens_by_engine.push((name, prompt.to_vec()));
                 }
             }
@@ -304,10 +313,11 @@ impl PromptPrediction {
         self.of(member).hits
     }
 
-    /// The hits that an engine should report, if the request goes there; `None` for a batch, of which vLLM reports only the last prompt's.
+    /// The hits that an engine should report, if the request goes there; `None` for a batch, of which vLLM reports only the last prompt's,
+    /// and for a prompt of which only the beginning is known.
     pub(crate) fn expected_hits(&self, member: &FleetMember) -> Option<ExpectedHits> {
         let expected = ExpectedHits { hits: self.hits(member), input_tokens: self.input_tokens };
-        (!self.is_batch).then_some(expected)
+        (!self.is_batch && !self.is_incomplete).then_some(expected)
     }
 
     /// The prompt's objects in the store of the engine that computes it; `None` without a store.

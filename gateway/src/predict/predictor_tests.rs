@@ -29,6 +29,8 @@ use crate::request_body::{InferenceApi, RoutingFields};
 
 /// Tokens per block.
 const PAGE: u32 = 16;
+/// Estimated length of a prompt with images.
+const ESTIMATED: u32 = 700;
 
 #[derive(Debug, Parser)]
 struct DefaultOptions {
@@ -40,6 +42,7 @@ struct DefaultOptions {
 struct OneEngine {
     fleet: FleetSnapshot,
     index: Arc<KvIndex>,
+    models: Arc<ModelTokenizers>,
     predictor: CacheHitPredictor,
 }
 
@@ -88,18 +91,23 @@ impl OneEngine {
         let index = KvIndex::new(1000);
         let fleet = FleetSnapshot::build(&topology, &FleetSnapshot::default(), &limits, &index);
         let tokenize = GatewayMetrics::new(None).tokenize;
+        let models = Arc::new(ModelTokenizers::new(Vec::new(), 1 << 20));
         let predictor = CacheHitPredictor::new(
             index.clone(),
-            Arc::new(ModelTokenizers::new(Vec::new(), 0)),
+            models.clone(),
             EngineTokenizer::new(Duration::ZERO, None, 0, tokenize),
             None,
             MemoryBudget::new("--prompt-memory", 1 << 20),
         );
-        Self { fleet, index, predictor }
+        Self { fleet, index, models, predictor }
     }
 
     fn api(body: &Value) -> InferenceApi {
-        if body.get("prompt").is_some() { InferenceApi::Completions } else { InferenceApi::Generate }
+        match (body.get("messages"), body.get("prompt")) {
+            (Some(_), _) => InferenceApi::Chat,
+            (None, Some(_)) => InferenceApi::Completions,
+            (None, None) => InferenceApi::Generate,
+        }
     }
 
     /// Adds the blocks of these tokens to the engine's cache.
@@ -111,6 +119,7 @@ impl OneEngine {
             body: Bytes::from(json!({ "prompt": tokens }).to_string()),
             groups: groups.iter().map(|group| (group.clone(), unavailable.clone())).collect(),
             limits: ReuseLimits::default(),
+            estimated_tokens: 0,
         };
         let slot = groups[0].engines[0].slot;
         for prompt in query.hash().unwrap().groups.iter().flat_map(|group| &group.prompts) {
@@ -122,7 +131,13 @@ impl OneEngine {
     async fn predict(&self, body: &Value) -> Result<PromptPrediction, PredictionError> {
         let (api, body) = (Self::api(body), Bytes::from(body.to_string()));
         let fields = RoutingFields::read(api, &body).unwrap();
-        let prompt = RequestPrompt { api, model: ModelIndex(0), fields: &fields, body: &body };
+        let prompt = RequestPrompt {
+            api,
+            model: ModelIndex(0),
+            fields: &fields,
+            body: &body,
+            estimated_tokens: ESTIMATED,
+        };
         self.predictor.predict(&self.fleet, prompt).await
     }
 
@@ -181,4 +196,39 @@ async fn only_the_tokens_that_vllm_keeps_count() {
     let sglang = OneEngine::new(EngineKind::Sglang);
     sglang.compute(&tokens(0, 65));
     assert_eq!(sglang.hits(&body(64)).await, (80, 64), "SGLang ignores the member");
+}
+
+#[tokio::test]
+async fn text_before_an_image_is_predicted() {
+    let folder = tempfile::tempdir().unwrap();
+    let small = concat!(env!("CARGO_MANIFEST_DIR"), "/tokenize/tests/data/small/tokenizer.json");
+    std::fs::copy(small, folder.path().join("tokenizer.json")).unwrap();
+    let template = "{% for message in messages %}{{ message.role }}:{% for part in message.content %}\
+        {{ part.text if part.type == 'text' else '<image>' }}{% endfor %}{% endfor %}";
+    let config = json!({ "chat_template": template }).to_string();
+    std::fs::write(folder.path().join("tokenizer_config.json"), config).unwrap();
+    let world = OneEngine::new(EngineKind::Vllm);
+    let mut facts = world.fleet.members[0].facts().unwrap().clone();
+    facts.tokenizer = Some(folder.path().to_str().unwrap().to_owned());
+    let task = world.models.claim("m", &facts).unwrap();
+    world.models.load(&task);
+
+    let image = json!({ "type": "image_url", "image_url": { "url": "https://host/a.png" } });
+    let chat = |system: &str| {
+        json!({ "messages": [{ "role": "system", "content": [{ "type": "text", "text": system }] },
+            { "role": "user", "content": [{ "type": "text", "text": "What?" }, image] }] })
+    };
+    let long = chat(&"Some words of a system message. ".repeat(20));
+    let leading = world.predict(&long).await.unwrap();
+    assert_eq!((leading.input_tokens, leading.hits(&world.fleet.members[0]).total()), (ESTIMATED, 0));
+    let pages = leading.for_fleet(&world.fleet).pages;
+    let slot = world.fleet.groups(ModelIndex(0))[0].engines[0].slot;
+    world.index.update(|blocks| blocks.add_engine_blocks(slot, EngineCacheTier::L1, &pages));
+    let again = world.predict(&long).await.unwrap();
+    assert_eq!(again.hits(&world.fleet.members[0]).total(), u32::try_from(pages.len()).unwrap() * PAGE);
+    assert!(
+        again.expected_hits(&world.fleet.members[0]).is_none(),
+        "the engine may have cached the image too"
+    );
+    assert!(matches!(world.predict(&chat("")).await, Err(PredictionError::Prompt(_))), "less than a block");
 }

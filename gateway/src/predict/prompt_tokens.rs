@@ -27,6 +27,8 @@ pub(crate) struct RequestPrompt<'a> {
     /// Parsed members of the body.
     pub(crate) fields: &'a RoutingFields<'a>,
     pub(crate) body: &'a Bytes,
+    /// Estimated length of the prompt, if its tokens cannot be counted.
+    pub(crate) estimated_tokens: u32,
 }
 
 /// Cached with a conversation: the blocks of its last prompt.
@@ -94,6 +96,8 @@ pub(super) enum PromptTokens {
     Client(Vec<u32>),
     Engine(EngineTokens),
     Local(TokenizedPrompt<SharedPromptBlocks>, Arc<BlockTokenizer>),
+    /// Those before the first image, recording or video.
+    BeforeMedia(TokenizedPrompt<SharedPromptBlocks>, Arc<BlockTokenizer>),
 }
 
 impl PromptTokens {
@@ -121,13 +125,28 @@ impl PromptTokens {
             TokenizerChoice::Engine(tokens) => return Ok(Self::Engine(tokens)),
             TokenizerChoice::Unavailable(error) => return Err(error),
         };
-        let read = || {
-            let chat = model.read_chat(body)?;
-            let prompt = model.tokenize_chat(&chat, now())?;
-            truncated(prompt, chat.truncation()?, group)
-        };
-        let prompt = read().map_err(PredictionError::Prompt)?;
-        Ok(Self::Local(prompt, model))
+        Self::of_local_chat(body, model, group).map_err(PredictionError::Prompt)
+    }
+
+    fn of_local_chat(
+        body: &[u8],
+        model: Arc<BlockTokenizer>,
+        group: &EngineGroup,
+    ) -> Result<Self, PromptError> {
+        let chat = model.read_chat(body)?;
+        let truncation = chat.truncation()?;
+        match model.tokenize_chat(&chat, now()) {
+            Ok(prompt) => Ok(Self::Local(truncated(prompt, truncation, group)?, model)),
+            Err(PromptError::Multimodal(part)) if truncation.is_none() => {
+                let prompt = model.tokenize_chat_before_media(&chat, now())?;
+                // A prediction without a block would only hide that there is none.
+                if prompt.ids().len() <= group.keyspace.page_tokens() as usize {
+                    return Err(PromptError::Multimodal(part));
+                }
+                Ok(Self::BeforeMedia(prompt, model))
+            }
+            Err(error) => Err(error),
+        }
     }
 
     fn of_texts(
@@ -169,22 +188,27 @@ impl PromptTokens {
         match self {
             PromptTokens::Client(ids) => ids.len(),
             PromptTokens::Engine(tokens) => tokens.ids.len(),
-            PromptTokens::Local(prompt, _) => prompt.ids().len(),
+            PromptTokens::Local(prompt, _) | PromptTokens::BeforeMedia(prompt, _) => prompt.ids().len(),
         }
+    }
+
+    /// Whether the prompt has further tokens.
+    pub(super) fn is_incomplete(&self) -> bool {
+        matches!(self, PromptTokens::BeforeMedia(..))
     }
 
     pub(super) fn to_vec(&self) -> Vec<u32> {
         match self {
             PromptTokens::Client(ids) => ids.clone(),
             PromptTokens::Engine(tokens) => tokens.ids.to_vec(),
-            PromptTokens::Local(prompt, _) => prompt.ids().to_vec(),
+            PromptTokens::Local(prompt, _) | PromptTokens::BeforeMedia(prompt, _) => prompt.ids().to_vec(),
         }
     }
 
     pub(super) fn tokenized_by(&self) -> TokenSource {
         match self {
             PromptTokens::Client(_) => TokenSource::Client,
-            PromptTokens::Local(..) => TokenSource::Gateway,
+            PromptTokens::Local(..) | PromptTokens::BeforeMedia(..) => TokenSource::Gateway,
             PromptTokens::Engine(EngineTokens { from_cache: true, .. }) => TokenSource::EngineCache,
             PromptTokens::Engine(_) => TokenSource::Engine,
         }
@@ -197,38 +221,38 @@ impl PromptTokens {
         scheme: HashScheme,
         is_plain: bool,
     ) -> SharedPromptBlocks {
-        let (mut blocks, rest) = match self {
+        let (prompt, model) = match self {
             PromptTokens::Client(ids) => return CachedPromptBlocks::of(ids, keyspace, scheme),
             PromptTokens::Engine(tokens) => return CachedPromptBlocks::of(&tokens.ids, keyspace, scheme),
-            // A salt changes all hashes, and the cached ones were computed without one.
-            PromptTokens::Local(prompt, _) if is_plain => self.common(prompt, keyspace),
-            PromptTokens::Local(prompt, _) => (Vec::new(), prompt.ids().to_vec()),
+            PromptTokens::Local(prompt, model) | PromptTokens::BeforeMedia(prompt, model) => (prompt, model),
         };
+        // A salt changes all hashes, and the cached ones were computed without one.
+        let (mut blocks, rest) =
+            if is_plain { common(prompt, keyspace) } else { (Vec::new(), prompt.ids().to_vec()) };
         BlockHashChain::resume(scheme, &blocks).extend(&rest, &mut blocks);
         let cached = Arc::new(CachedPromptBlocks { keyspace: keyspace.clone(), blocks });
-        if let (PromptTokens::Local(prompt, model), true) = (self, is_plain) {
+        if is_plain {
             model.cache_conversation(prompt, cached.clone());
         }
         cached
     }
+}
 
-    /// Blocks that the prompt shares with the cached ones of its conversation, and the tokens after them.
-    fn common(
-        &self,
-        prompt: &TokenizedPrompt<SharedPromptBlocks>,
-        keyspace: &BlockKeyspace,
-    ) -> (Vec<HashedBlock>, Vec<u32>) {
-        let block = keyspace.page_tokens() as usize;
-        // A block that also depends on the next token (bigrams) is only shared if that token is.
-        let full = prompt.cached_prefix_tokens().saturating_sub(1) / block;
-        let blocks = match prompt.slot().filter(|cached| cached.keyspace == *keyspace) {
-            Some(cached) => cached.blocks[..full.min(cached.blocks.len())].to_vec(),
-            None => Vec::new(),
-        };
-        let mut rest = Vec::with_capacity(prompt.ids().len() - blocks.len() * block);
-        prompt.ids().slices_from(blocks.len() * block).for_each(|ids| rest.extend_from_slice(ids));
-        (blocks, rest)
-    }
+/// Blocks that the prompt shares with the cached ones of its conversation, and the tokens after them.
+fn common(
+    prompt: &TokenizedPrompt<SharedPromptBlocks>,
+    keyspace: &BlockKeyspace,
+) -> (Vec<HashedBlock>, Vec<u32>) {
+    let block = keyspace.page_tokens() as usize;
+    // A block that also depends on the next token (bigrams) is only shared if that token is.
+    let full = prompt.cached_prefix_tokens().saturating_sub(1) / block;
+    let blocks = match prompt.slot().filter(|cached| cached.keyspace == *keyspace) {
+        Some(cached) => cached.blocks[..full.min(cached.blocks.len())].to_vec(),
+        None => Vec::new(),
+    };
+    let mut rest = Vec::with_capacity(prompt.ids().len() - blocks.len() * block);
+    prompt.ids().slices_from(blocks.len() * block).for_each(|ids| rest.extend_from_slice(ids));
+    (blocks, rest)
 }
 
 impl CachedPromptBlocks {

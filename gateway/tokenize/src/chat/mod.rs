@@ -3,6 +3,7 @@
 mod arguments;
 mod continuation;
 mod developer;
+mod media;
 mod messages;
 mod sglang;
 mod vllm;
@@ -15,6 +16,7 @@ use crate::dialect::{ContentFormat, PromptDialect};
 use crate::error::PromptError;
 
 pub(crate) use continuation::{ContinuedMessage, cut};
+pub(crate) use media::{common_text, with_media, with_placeholders};
 
 /// The input of a template, and the processing of the rendered text.
 #[derive(Debug)]
