@@ -17,29 +17,14 @@ pub(super) struct ReuseLimits {
 }
 
 /// The members that request log probabilities.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct LogprobMembers {
     prompt_logprobs: Value,
     echo: Value,
     logprobs: Value,
-    top_logprobs: Value,
     return_logprob: Value,
     logprob_start_len: Value,
-}
-
-impl Default for LogprobMembers {
-    fn default() -> Self {
-        Self {
-            prompt_logprobs: Value::Null,
-            echo: Value::Null,
-            logprobs: Value::Null,
-            // vLLM's default in chats. It requests the log probability of each prompt token, without alternatives.
-            top_logprobs: Value::from(0),
-            return_logprob: Value::Null,
-            logprob_start_len: Value::Null,
-        }
-    }
 }
 
 impl ReuseLimits {
@@ -52,8 +37,9 @@ impl ReuseLimits {
         let members: LogprobMembers = serde_json::from_slice(body).unwrap_or_default();
         match api {
             InferenceApi::Chat => {
-                let echoes = is_true(&members.echo) && !members.top_logprobs.is_null();
-                Self { vllm: (!members.prompt_logprobs.is_null() || echoes).then_some(0), sglang: None }
+                // An echo requests `top_logprobs` of the prompt too, which is a number even if the client sends none.
+                let vllm = !members.prompt_logprobs.is_null() || is_true(&members.echo);
+                Self { vllm: vllm.then_some(0), sglang: None }
             }
             InferenceApi::Completions => {
                 let echoes = is_true(&members.echo);
@@ -129,7 +115,7 @@ mod tests {
         assert_eq!(chat(r#","prompt_logprobs":0"#), (Some(0), None));
         assert_eq!(chat(r#","prompt_logprobs":null,"echo":false"#), (None, None));
         assert_eq!(chat(r#","echo":true"#), (Some(0), None), "top_logprobs is 0 by default");
-        assert_eq!(chat(r#","echo":true,"top_logprobs":null"#), (None, None));
+        assert_eq!(chat(r#","echo":true,"top_logprobs":null"#), (Some(0), None));
     }
 
     #[test]
