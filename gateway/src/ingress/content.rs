@@ -108,7 +108,10 @@ fn describe_body(
     let fields = RoutingFields::read(api, body)?;
     let model_index = find_model(&fleet, api, fields.model.as_deref())?;
     let model = model_index.and_then(|model| fleet.model_name(model).cloned());
-    let media_tokens = gateway.predictor.media_tokens(model.as_deref().unwrap_or_default(), &fields.media);
+    let media_tokens = fields
+        .media
+        .as_ref()
+        .map_or(0, |media| gateway.predictor.media_tokens(model.as_deref().unwrap_or_default(), media));
     let request = model_index.map(|model| {
         gateway.priority_headers.apply(&parts.headers, caller, describe(model, &fields, media_tokens))
     });

@@ -96,7 +96,7 @@ impl CacheHitPredictor {
 
     /// Estimated tokens of the images, audio and video of a request for a model.
     pub(crate) fn media_tokens(&self, model: &str, parts: &MediaParts) -> u64 {
-        if parts.is_empty() { 0 } else { media_tokens::estimate(parts, self.models.image_rule(model)) }
+        media_tokens::estimate(parts, self.models.image_rule(model))
     }
 
     /// Predicts the hits of each engine that serves the prompt's model.

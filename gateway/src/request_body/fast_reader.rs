@@ -144,7 +144,7 @@ impl<'a> FastBodyReader<'a> {
                 let start = self.position;
                 let length = self.string()?;
                 if self.is_media {
-                    shape.media.add_text(&self.unescaped(start, length)?);
+                    shape.media().add_text(&self.unescaped(start, length)?);
                 } else {
                     shape.string_bytes += length;
                 }
@@ -201,12 +201,12 @@ impl<'a> FastBodyReader<'a> {
 
     /// Reads the value of a member with media.
     fn media(&mut self, kind: MediaKind, shape: &mut JsonShape, depth: u32) -> Option<JsonKind> {
-        shape.media.begin(kind);
+        shape.media().begin(kind);
         self.is_media = true;
         let kind = self.value(shape, depth)?;
         self.is_media = false;
         if kind == JsonKind::Null {
-            shape.media.cancel();
+            shape.media().cancel();
         }
         Some(kind)
     }

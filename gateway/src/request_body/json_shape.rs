@@ -19,8 +19,8 @@ pub(crate) struct JsonShape {
     pub(crate) mismatched_item: Option<(u32, JsonKind)>,
     /// Bytes of all strings inside, without object keys and media.
     pub(crate) string_bytes: u64,
-    /// Images and other media inside, if the value is the messages of a chat.
-    pub(crate) media: MediaParts,
+    /// Images and other media inside, if the value is the messages of a chat. Boxed, since few bodies have any.
+    pub(crate) media: Option<Box<MediaParts>>,
     /// Count of all numbers inside.
     pub(crate) numbers: u64,
     /// `n` and `max_new_tokens`, if the value is an object (SGLang's `sampling_params`).
@@ -30,6 +30,10 @@ pub(crate) struct JsonShape {
 }
 
 impl JsonShape {
+    pub(super) fn media(&mut self) -> &mut MediaParts {
+        self.media.get_or_insert_default()
+    }
+
     /// Records the next item of the value itself, an array.
     pub(crate) fn add_item(&mut self, kind: JsonKind) {
         if self.items == 0 {
@@ -169,7 +173,7 @@ impl<'de> Visitor<'de> for JsonShapeVisitor<'_> {
 
     fn visit_str<E: Error>(self, value: &str) -> Result<JsonKind, E> {
         if self.is_media {
-            self.shape.media.add_text(value);
+            self.shape.media().add_text(value);
         } else {
             self.shape.string_bytes += value.len() as u64;
         }
@@ -197,12 +201,12 @@ impl<'de> Visitor<'de> for JsonShapeVisitor<'_> {
             self.shape.has_transfer_members |= self.seed.finds_transfer_members && key.steers_transfer;
             let media = key.media.filter(|_| self.seed.finds_media && !self.is_media);
             if let Some(media) = media {
-                self.shape.media.begin(media);
+                self.shape.media().begin(media);
             }
             let nested = JsonShapeVisitor { is_media: self.is_media || media.is_some(), ..self.nested() };
             let kind = map.next_value_seed(nested)?;
             if media.is_some() && kind == JsonKind::Null {
-                self.shape.media.cancel();
+                self.shape.media().cancel();
             }
             if top {
                 sampling.set(key.sampling, kind);

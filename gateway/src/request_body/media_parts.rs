@@ -43,10 +43,6 @@ impl MediaKind {
 }
 
 impl MediaParts {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.listed.is_empty()
-    }
-
     pub(crate) fn listed(&self) -> &[MediaPart] {
         &self.listed
     }
@@ -118,7 +114,7 @@ mod tests {
     fn read(content: &str) -> (u64, Vec<MediaPart>) {
         let body = format!(r#"{{"messages":[{{"role":"user","content":{content}}}]}}"#);
         let fields = RoutingFields::read(InferenceApi::Chat, body.as_bytes()).unwrap();
-        (fields.prompt_bytes, fields.media.listed().to_vec())
+        (fields.prompt_bytes, fields.media.unwrap().listed().to_vec())
     }
 
     fn image(size: Option<(u32, u32)>) -> MediaPart {
@@ -148,7 +144,7 @@ mod tests {
         let many = format!("[{}]", vec![r#"{"image":1}"#; MAX_LISTED + 2].join(","));
         let body =
             format!(r#"{{"messages":[{{"content":{many}}}],"image_url":"x","tools":[{{"image":1}}]}}"#);
-        let media = RoutingFields::read(InferenceApi::Chat, body.as_bytes()).unwrap().media;
+        let media = RoutingFields::read(InferenceApi::Chat, body.as_bytes()).unwrap().media.unwrap();
         assert_eq!((media.listed().len(), media.unlisted()), (MAX_LISTED, 2));
     }
 

@@ -109,7 +109,7 @@ pub(crate) struct RoutingFields<'a> {
     /// Bytes of the prompt's text.
     pub(crate) prompt_bytes: u64,
     /// Images and other media of a chat.
-    pub(crate) media: MediaParts,
+    pub(crate) media: Option<Box<MediaParts>>,
     /// Prompt token ids given as numbers.
     pub(crate) prompt_ids: u64,
     /// Whether the object has no member (an appended member then needs no comma).
@@ -238,7 +238,7 @@ impl<'a> BodyMembers<'a> {
             max_output_tokens: None,
             seed: None,
             prompt_bytes: 0,
-            media: MediaParts::default(),
+            media: None,
             prompt_ids: 0,
             is_empty_object: self.count == 0,
             has_transfer_members: self.has_transfer_members,
