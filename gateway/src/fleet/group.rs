@@ -29,16 +29,20 @@ pub(crate) struct EngineGroupMember {
 
 impl EngineGroup {
     /// Groups the engines of a model. Engines with unknown hashes are in no group.
-    pub(crate) fn group_by_keyspace<'a>(members: impl Iterator<Item = &'a FleetMember>) -> Vec<Self> {
+    pub(crate) fn group_by_keyspace<'a>(
+        model: &str,
+        members: impl Iterator<Item = &'a FleetMember>,
+    ) -> Vec<Self> {
         let mut groups: Vec<Self> = Vec::new();
         for member in members {
             let (Some(keyspace), Some(facts)) = (&member.keyspace, member.facts()) else { continue };
+            let keyspace = keyspace.for_adapter(model, facts).map_or_else(|| keyspace.clone(), Arc::new);
             let slot = member.endpoint.index_slot.slot();
             let store_threshold = facts.store.as_ref().map(|store| store.prefetch_threshold.unwrap_or(0));
             let engine = EngineGroupMember { slot, store_threshold };
             let publishes = facts.events.as_ref().is_some_and(|events| !events.is_empty());
             let same = |group: &&mut Self| {
-                group.keyspace == *keyspace
+                group.keyspace == keyspace
                     && group.engine == facts.engine
                     && group.store_naming == member.store_naming
             };
@@ -48,7 +52,7 @@ impl EngineGroup {
                     group.publishes |= publishes;
                 }
                 None => groups.push(Self {
-                    keyspace: keyspace.clone(),
+                    keyspace,
                     engine: facts.engine,
                     store_naming: member.store_naming.clone(),
                     engines: vec![engine],

@@ -185,7 +185,8 @@ impl FleetSnapshot {
     }
 
     fn group_members(&self, model: ModelIndex) -> Vec<Arc<EngineGroup>> {
-        EngineGroup::group_by_keyspace(self.members_serving(model)).into_iter().map(Arc::new).collect()
+        let name = self.model_name(model).map_or("", AsRef::as_ref);
+        EngineGroup::group_by_keyspace(name, self.members_serving(model)).into_iter().map(Arc::new).collect()
     }
 
     /// The engines that serve a model.

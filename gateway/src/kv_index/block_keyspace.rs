@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 
-use moongate_block_hash::{HashScheme, SglangNamespace, VllmExtraKeys};
+use moongate_block_hash::{HashScheme, SglangNamespace, VllmExtraKeys, VllmLoraAdapter};
 use moongate_discovery::{
-    EngineBlockHashing, EngineFacts, EngineInstance, StoreKeyScheme, VllmHashAlgorithm,
+    EngineBlockHashing, EngineFacts, EngineInstance, LoraAdapterFacts, StoreKeyScheme, VllmHashAlgorithm,
 };
 use moongate_scheduler::index::BlockHashNamespace;
 use serde::Deserialize;
@@ -17,6 +17,8 @@ pub(crate) struct BlockKeyspace {
     hashing: EngineBlockHashing,
     block_tokens: u32,
     namespace: BlockHashNamespace,
+    /// The LoRA adapter that computes the blocks; `None` is the base model.
+    adapter: Option<LoraAdapterFacts>,
 }
 
 /// Members of a request that change its block hashes.
@@ -70,7 +72,14 @@ impl BlockKeyspace {
             hashing,
             block_tokens: page_tokens,
             namespace: BlockHashNamespace::new(&[family, model]),
+            adapter: None,
         })
+    }
+
+    /// The keyspace of requests for one of the engine's models, if that is an adapter with hashes of its own.
+    pub(crate) fn for_adapter(&self, model: &str, facts: &EngineFacts) -> Option<Self> {
+        let adapter = facts.adapters.iter().find(|adapter| adapter.name == model)?;
+        Some(Self { adapter: Some(adapter.clone()), ..self.clone() })
     }
 
     /// Tokens per block.
@@ -96,7 +105,10 @@ impl BlockKeyspace {
         match &self.hashing {
             EngineBlockHashing::Sglang { namespaced, bigrams } => self.sglang(*namespaced, *bigrams, extras),
             EngineBlockHashing::Vllm { algorithm, seed } => {
-                let extra = VllmExtraKeys { adapter: None, cache_salt: extras.cache_salt.as_deref() };
+                let adapter = self.adapter.as_ref();
+                let adapter = adapter
+                    .map(|adapter| VllmLoraAdapter { name: &adapter.name, path: adapter.path.as_deref() });
+                let extra = VllmExtraKeys { adapter, cache_salt: extras.cache_salt.as_deref() };
                 let make = match algorithm {
                     VllmHashAlgorithm::Sha256 => HashScheme::vllm_sha256,
                     VllmHashAlgorithm::Sha256Cbor => HashScheme::vllm_sha256_cbor,
@@ -158,6 +170,30 @@ const VLLM: &str = "vllm";
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn adapters_have_hashes_of_their_own() {
+        let adapter = |name: &str| LoraAdapterFacts { name: name.to_owned(), path: Some(format!("/{name}")) };
+        let facts = EngineFacts {
+            adapters: vec![adapter("poet"), adapter("coder")],
+            ..EngineFacts::unreported(moongate_discovery::EngineKind::Vllm)
+        };
+        let base = BlockKeyspace {
+            hashing: EngineBlockHashing::Vllm { algorithm: VllmHashAlgorithm::Sha256Cbor, seed: "0".into() },
+            block_tokens: 2,
+            namespace: BlockHashNamespace::new(&["vllm", "m"]),
+            adapter: None,
+        };
+        let hash = |keyspace: &BlockKeyspace| {
+            let scheme = keyspace.schemes(&BlockExtraKeys::default()).unwrap().events;
+            let mut blocks = Vec::new();
+            moongate_block_hash::BlockHashChain::new(scheme).extend(&[1, 2], &mut blocks);
+            blocks[0].event_hash
+        };
+        let [poet, coder] = ["poet", "coder"].map(|name| base.for_adapter(name, &facts).unwrap());
+        assert!(hash(&base) != hash(&poet) && hash(&poet) != hash(&coder) && poet != coder);
+        assert_eq!(base.for_adapter("m", &facts), None);
+    }
 
     #[test]
     fn extra_keys_are_read_from_the_top_level() {

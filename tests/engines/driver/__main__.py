@@ -14,6 +14,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+from alone import prompts_computed_by_decode
 from beside import BESIDE_CHECKS, Beside
 from checks import CHECKS, Context, warm_up
 from direct import StandIn
@@ -23,13 +24,17 @@ from processes import Processes, Running, Server, StartFailed
 
 
 def gateway(
-    pair: Pair, name: str = "gateway", port: int = GATEWAY_PORT, tokens: list[str] | None = None
+    pair: Pair,
+    name: str = "gateway",
+    port: int = GATEWAY_PORT,
+    tokens: list[str] | None = None,
+    flags: list[str] | None = None,
 ) -> Server:
     """Its admin listener is at the next port. `tokens` as in `Pair.gateway_flags`."""
     listen = ["--listen", f"{HOST}:{port}", "--admin-listen", f"{HOST}:{port + 1}"]
     return Server(
         name=name,
-        command=[os.environ["MOONGATE_BIN"], "gateway", *listen, *pair.gateway_flags(tokens)],
+        command=[os.environ["MOONGATE_BIN"], "gateway", *listen, *pair.gateway_flags(tokens), *(flags or [])],
         ready_url=f"http://{HOST}:{port}/ready",
         ready_seconds=60,
     )
@@ -84,6 +89,13 @@ def run_checks(pair: Pair, report: Report, processes: Processes, direct: bool) -
                 given, checks = Beside(pair, processes), BESIDE_CHECKS
             for check in checks:
                 report.run(check.__name__, lambda check=check: check(given))
+            if given is context and pair.engine == "vllm" and not (direct or pair.tokens_only):
+                target = ["--tpot-target", "10s"]
+                second = processes.start(gateway(pair, "gateway-with-target", GATEWAY_PORT + 10, flags=target))
+                processes.await_ready(second)
+                report.run(
+                    "prompts computed by decode", lambda: prompts_computed_by_decode(context, processes, second)
+                )
         if not direct:
             report.run("the gateway stops", lambda: stops_cleanly(processes, running))
     if report.failed:
