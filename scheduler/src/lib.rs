@@ -17,6 +17,7 @@ mod least_squares;
 mod load_tracker;
 mod network_distance;
 mod options;
+mod pending_prompts;
 mod policy;
 mod prediction;
 mod prefill_queue;

@@ -84,8 +84,12 @@ impl RequestDispatcher {
                     return Err(DispatchError::Error(rejection_error(&rejection, routed, is_outage)));
                 }
             };
-            let expected =
-                routed.prompt_prediction.as_ref().map(|predicted| predicted.expected_hits(&chosen.prefill));
+            let pending_tokens =
+                chosen.decision.as_ref().map_or(0, |decision| decision.decision.pending_tokens);
+            let expected = routed
+                .prompt_prediction
+                .as_ref()
+                .map(|predicted| predicted.expected_hits(&chosen.prefill).with_pending(pending_tokens));
             let ttft_prediction = self.ttft_prediction(&chosen, now);
             let context = AttemptContext {
                 limits: self.limits.attempt,

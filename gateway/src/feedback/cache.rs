@@ -34,6 +34,15 @@ pub(crate) struct ExpectedHits {
     pub(crate) input_tokens: u32,
 }
 
+impl ExpectedHits {
+    /// Adds tokens that earlier requests are computing on the engine.
+    pub(crate) fn with_pending(mut self, pending_tokens: u32) -> Self {
+        self.hits.l1_tokens = self.hits.l1_tokens.saturating_add(pending_tokens);
+        self.hits.l3_tokens = self.hits.l3_tokens.saturating_sub(pending_tokens);
+        self
+    }
+}
+
 /// Metrics of engines' KV-event feeds.
 #[derive(Debug)]
 pub(crate) struct EventFeedMetrics {

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use moongate_block_hash::{HashScheme, SglangNamespace, VllmExtraKeys, VllmLoraAdapter};
 use moongate_discovery::{
-    EngineBlockHashing, EngineFacts, EngineInstance, LoraAdapterFacts, StoreKeyScheme, VllmHashAlgorithm,
+    EngineBlockHashing, EngineFacts, LoraAdapterFacts, StoreKeyScheme, VllmHashAlgorithm,
 };
 use moongate_scheduler::index::BlockHashNamespace;
 use serde::Deserialize;
@@ -51,8 +51,7 @@ impl<'a> BlockExtraKeys<'a> {
 
 impl BlockKeyspace {
     /// The keyspace of an engine; `None` if its hashes cannot be computed or it does not report enough.
-    pub(crate) fn from_instance(instance: &EngineInstance) -> Option<Self> {
-        let facts = instance.facts.as_ref()?;
+    pub(crate) fn from_facts(facts: &EngineFacts) -> Option<Self> {
         let hashing = facts.hashing.clone()?;
         let page_tokens = facts.page_size?;
         let family = match hashing {
@@ -116,6 +115,39 @@ impl BlockKeyspace {
                 make(self.block_tokens, seed, extra).ok().map(BlockSchemes::same_scheme)
             }
             EngineBlockHashing::Opaque { .. } => None,
+        }
+    }
+
+    /// Other rules that engines of this kind are known to use, with names for operators.
+    pub(crate) fn other_rules(&self) -> Vec<(String, HashScheme)> {
+        let named = |name: String, scheme: Result<HashScheme, _>| scheme.ok().map(|scheme| (name, scheme));
+        match &self.hashing {
+            EngineBlockHashing::Vllm { seed, .. } => {
+                let seeds = [seed.as_str(), moongate_block_hash::DEFAULT_VLLM_SEED, "0", "1", "42"];
+                let rules = seeds.into_iter().flat_map(|seed| {
+                    let extra = VllmExtraKeys::default();
+                    let pickle = HashScheme::vllm_sha256(self.block_tokens, seed, extra);
+                    let cbor = HashScheme::vllm_sha256_cbor(self.block_tokens, seed, extra);
+                    [
+                        named(format!("sha256 with hash seed {seed:?}"), pickle),
+                        named(format!("sha256_cbor with hash seed {seed:?}"), cbor),
+                    ]
+                });
+                rules.flatten().collect()
+            }
+            EngineBlockHashing::Sglang { bigrams, .. } => {
+                let namespace = SglangNamespace::default();
+                let (name, scheme) = if *bigrams {
+                    ("single tokens, without speculation", HashScheme::sglang(self.block_tokens, namespace))
+                } else {
+                    (
+                        "pairs of tokens, for speculation",
+                        HashScheme::sglang_bigrams(self.block_tokens, namespace),
+                    )
+                };
+                named(name.to_owned(), scheme).into_iter().collect()
+            }
+            EngineBlockHashing::Opaque { .. } => Vec::new(),
         }
     }
 

@@ -5,9 +5,12 @@
 //! causes a wrong response.
 
 mod feeds;
+mod hybrid_hits;
 mod models;
 mod predictor;
 mod prompt_tokens;
+#[cfg(test)]
+mod recordings;
 mod store_distance;
 mod stored_blocks;
 mod tokenize;

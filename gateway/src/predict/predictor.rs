@@ -9,6 +9,7 @@ use moongate_scheduler::index::{EngineSlot, IndexLookup};
 use moongate_scheduler::{CacheHitPrediction, InstanceIndex, TierHits};
 
 use super::feeds::{StoreView, StoreViewStatus};
+use super::hybrid_hits::HybridHits;
 use super::models::ModelTokenizers;
 use super::prompt_tokens::{
     PredictionError, PromptTokens, RequestPrompt, SharedPromptBlocks, TokenizerChoice,
@@ -163,8 +164,17 @@ impl CacheHitPredictor {
             if let Some(store_blocks) = store_blocks {
                 self.index.lookup(&store_blocks.keys, &mut store_hits);
             }
+            let mut hybrid =
+                HybridHits::new(&self.index, &group.keyspace, &engine_blocks.blocks, input_tokens);
             for engine in &group.engines {
                 let mut blocks = hits.engine(engine.slot);
+                let cache_groups = engine.groups.of_hybrid();
+                if !cache_groups.is_empty() {
+                    let hits =
+                        engine.hits(hybrid.of(engine.slot, &cache_groups), group.keyspace.page_tokens());
+                    predicted.set_hits(engine.slot, EngineHitsInGroup { hits, group: position });
+                    continue;
+                }
                 if store_blocks.is_some() {
                     // No engine has blocks with the store's names, so the store's run starts at the beginning of the prompt.
                     blocks.shared = store_hits.engine(engine.slot).shared.saturating_sub(blocks.local);

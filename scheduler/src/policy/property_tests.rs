@@ -83,7 +83,12 @@ fn cluster(fleet: &[GeneratedEngine]) -> SchedulableFleet {
 }
 
 fn schedule_request(step: &GeneratedStep, engines: usize) -> ScheduleRequest {
-    let hits = |&(l1_tokens, l2_tokens, l3_tokens): &_| TierHits { l1_tokens, l2_tokens, l3_tokens };
+    let hits = |&(l1_tokens, l2_tokens, l3_tokens): &_| TierHits {
+        l1_tokens,
+        l2_tokens,
+        l3_tokens,
+        ..TierHits::default()
+    };
     // Prompts share their first block.
     let pages = (0..step.pages).map(|index| if index == 0 { 0 } else { step.branch * 1000 + index });
     ScheduleRequest {

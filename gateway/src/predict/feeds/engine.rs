@@ -164,7 +164,7 @@ impl EngineFeed {
 
     fn restarted(&mut self) {
         tracing::info!(engine = self.name, "KV events: the engine has restarted with an empty cache");
-        self.applier.clear(None);
+        self.applier.restarted();
         self.next_sequence = 0;
     }
 
