@@ -14,6 +14,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
+use crate::kv_index::HashRuleStatus;
+
 /// Error of a prediction as a share of the prompt.
 const ERROR_BUCKETS: [f64; 8] = [0.0, 0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0];
 /// Smaller predictions are not counted as refuted: engines round down to blocks, and skip short prefixes.
@@ -51,6 +53,7 @@ pub(crate) struct EventFeedMetrics {
     pub(crate) lost: Counter,
     pub(crate) undecodable: Counter,
     pub(crate) replays: Counter,
+    hash_rules: Family<HashRuleLabel, Counter>,
 }
 
 /// Seconds from an event of the master until it is applied: one response of the master, plus the difference of the two clocks.
@@ -74,6 +77,11 @@ pub(crate) struct StoreViewMetrics {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct UnpredictedLabels {
     reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct HashRuleLabel {
+    outcome: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -130,7 +138,23 @@ impl EventFeedMetrics {
                 "Replays requested for missed messages",
                 Counter::default(),
             ),
+            hash_rules: registry.register(
+                "moongate_kv_events_hash_rules_total",
+                "Changes of what an engine's events say about its block hashes",
+                Family::default(),
+            ),
         }
+    }
+
+    /// The hashes of an engine were compared with those that predictions compute, with a new result.
+    pub(crate) fn record_hash_rule(&self, status: &HashRuleStatus) {
+        let outcome = match status {
+            HashRuleStatus::Unchecked => return,
+            HashRuleStatus::Confirmed => "confirmed",
+            HashRuleStatus::Different { actual: Some(_) } => "other_rule",
+            HashRuleStatus::Different { actual: None } => "unknown_rule",
+        };
+        self.hash_rules.get_or_create(&HashRuleLabel { outcome }).inc();
     }
 }
 

@@ -1,5 +1,6 @@
 //! Whether an engine hashes blocks by the rule that its responses imply.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use mooncake_wire::events::BlockStored;
@@ -35,6 +36,17 @@ pub(crate) enum HashRuleStatus {
         /// The rule, if it is a known one.
         actual: Option<String>,
     },
+}
+
+impl fmt::Display for HashRuleStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unchecked => f.write_str("unchecked"),
+            Self::Confirmed => f.write_str("confirmed"),
+            Self::Different { actual: Some(actual) } => write!(f, "different: {actual}"),
+            Self::Different { actual: None } => f.write_str("different: unknown rule"),
+        }
+    }
 }
 
 impl EngineHashRule {
@@ -96,4 +108,95 @@ fn last_hash(scheme: HashScheme, tokens: &[u32]) -> Option<u64> {
     let mut blocks = Vec::new();
     BlockHashChain::new(scheme).extend(tokens, &mut blocks);
     blocks.last().map(|block| block.event_hash)
+}
+
+#[cfg(test)]
+mod tests {
+    use mooncake_wire::events::{
+        BlockHash, EngineEvent, EngineEventBatch, EngineEventFormat, OutgoingBlocks, OutgoingEngineEvent,
+        StorageMedium, encode_engine_batch,
+    };
+    use moongate_block_hash::VllmExtraKeys;
+    use moongate_discovery::{EngineBlockHashing, EngineFacts, EngineKind, VllmHashAlgorithm};
+
+    use super::*;
+
+    fn keyspace(seed: &str) -> BlockKeyspace {
+        let facts = EngineFacts {
+            models: vec!["m".to_owned()],
+            page_size: Some(2),
+            hashing: Some(EngineBlockHashing::Vllm {
+                algorithm: VllmHashAlgorithm::Sha256Cbor,
+                seed: seed.to_owned(),
+            }),
+            ..EngineFacts::unreported(EngineKind::Vllm)
+        };
+        BlockKeyspace::from_facts(&facts).unwrap()
+    }
+
+    fn hash(seed: &str, tokens: &[u32]) -> u64 {
+        let scheme = HashScheme::vllm_sha256_cbor(2, seed, VllmExtraKeys::default()).unwrap();
+        last_hash(scheme, tokens).unwrap()
+    }
+
+    /// Checks an event with one block of these tokens.
+    fn check(
+        rule: &EngineHashRule,
+        hash: u64,
+        parent: Option<u64>,
+        tokens: &[u32],
+    ) -> Option<HashRuleStatus> {
+        let mut payload = Vec::new();
+        let stored = OutgoingEngineEvent::Stored(OutgoingBlocks {
+            hashes: &[BlockHash::Int(hash)],
+            parent: parent.map(BlockHash::Int),
+            tokens,
+            block_size: 2,
+            medium: StorageMedium::Gpu,
+            cache_salt: None,
+            extra_keys: None,
+        });
+        encode_engine_batch(EngineEventFormat::Vllm, 0.0, &[stored], 0, &mut payload);
+        let batch = EngineEventBatch::decode(&payload).unwrap();
+        let Ok(EngineEvent::Stored(stored)) = batch.events().next().unwrap() else {
+            panic!("no stored event")
+        };
+        rule.check(&keyspace("0"), &stored)
+    }
+
+    #[test]
+    fn rule_is_confirmed_named_or_unknown() {
+        let rule = EngineHashRule::default();
+        assert_eq!(check(&rule, hash("0", &[1, 2]), None, &[1, 2]), Some(HashRuleStatus::Confirmed));
+        assert_eq!(check(&rule, hash("0", &[3, 4]), None, &[3, 4]), None, "nothing new");
+        let other =
+            HashRuleStatus::Different { actual: Some("sha256_cbor with hash seed \"42\"".to_owned()) };
+        assert_eq!(check(&rule, hash("42", &[1, 2]), None, &[1, 2]), Some(other.clone()));
+        assert_eq!(rule.status(), other);
+        let unknown = HashRuleStatus::Different { actual: None };
+        assert_eq!(check(&rule, 7, None, &[1, 2]), Some(unknown));
+        rule.clear();
+        assert_eq!(rule.status(), HashRuleStatus::Unchecked);
+    }
+
+    #[test]
+    fn only_complete_first_blocks_are_checked() {
+        let rule = EngineHashRule::default();
+        assert_eq!(check(&rule, 7, Some(1), &[1, 2]), None);
+        // A group with a sliding window names tokens of blocks that it does not keep.
+        assert_eq!(check(&rule, 7, None, &[1, 2, 3, 4]), None);
+        assert_eq!(check(&rule, 7, None, &[1]), None);
+        assert_eq!(rule.status(), HashRuleStatus::Unchecked);
+    }
+
+    #[test]
+    fn change_of_a_confirmed_rule_is_found_later() {
+        let rule = EngineHashRule::default();
+        for _ in 0..CONFIRMING_CHECKS {
+            check(&rule, hash("0", &[1, 2]), None, &[1, 2]);
+        }
+        let changed = (CONFIRMING_CHECKS..=RECHECK_PERIOD).filter_map(|_| check(&rule, 7, None, &[1, 2]));
+        assert_eq!(changed.count(), 1);
+        assert_eq!(rule.status(), HashRuleStatus::Different { actual: None });
+    }
 }

@@ -7,7 +7,7 @@ use moongate_discovery::{EngineBlockHashing, EngineFacts, EngineKind, LoraAdapte
 use moongate_scheduler::index::IndexLookup;
 use serde::Deserialize;
 
-use super::feeds::{EngineEventApplier, HashRuleCheck};
+use super::feeds::EngineEventApplier;
 use super::hybrid_hits::HybridHits;
 use super::prompt_tokens::PromptTokens;
 use crate::kv_index::{BlockExtraKeys, BlockKeyspace, EngineSlotGuard, HashRuleStatus, KvIndex};
@@ -58,16 +58,15 @@ fn replay(recording: &str, facts: &EngineFacts) -> Accuracy {
         slot: engine.slot(),
         namespace: base.namespace(),
         groups: engine.groups().clone(),
-        hash_rule: HashRuleCheck {
-            engine: "recorded".to_owned(),
-            rule: engine.hash_rule().clone(),
-            keyspace: Arc::new(base.clone()),
-        },
+        hash_rule: engine.hash_rule().clone(),
+        keyspace: Arc::new(base.clone()),
     };
     let (mut tokens, mut wrong, mut found) = (0, 0, 0);
     for line in recording.lines() {
         match serde_json::from_str(line).unwrap() {
-            RecordedStep::Events { events } => assert_eq!(applier.apply(&bytes(&events)).unwrap(), 0),
+            RecordedStep::Events { events } => {
+                assert_eq!(applier.apply(&bytes(&events)).unwrap().undecodable, 0)
+            }
             RecordedStep::Prompt { model, prompt, cached } => {
                 let length = u32::try_from(prompt.len()).unwrap();
                 let keyspace = base.for_adapter(&model, facts).unwrap_or_else(|| base.clone());
@@ -107,6 +106,17 @@ fn predict(
         HybridHits::new(index, keyspace, &blocks, length).of(engine.slot(), &groups)
     };
     hits.local * keyspace.page_tokens()
+}
+
+#[test]
+fn adapters_are_predicted_as_found() {
+    let adapters = [("poet", "/tmp/adapters/poet"), ("coder", "/tmp/adapters/coder")];
+    let recording = include_str!("recordings/vllm-lora.jsonl");
+    let accuracy = replay(recording, &facts(32, &adapters));
+    assert!(accuracy.right >= 0.99 && accuracy.cached > 0.2, "{accuracy:?}");
+    // Without their paths, the adapters would have other hashes.
+    let without = replay(recording, &facts(32, &[]));
+    assert!(without.right < 0.97, "{without:?}");
 }
 
 #[test]

@@ -21,6 +21,8 @@ from direct import StandIn
 from hits import HIT_CHECKS, TOKEN_CHECKS, Hits
 from pairs import GATEWAY_PORT, HOST, MASTER, PAIRS, Pair
 from processes import Processes, Running, Server, StartFailed
+from variant_checks import VARIANT_CHECKS
+from variants import VARIANTS
 
 
 def gateway(
@@ -84,7 +86,7 @@ def run_checks(pair: Pair, report: Report, processes: Processes, direct: bool) -
             given, checks = context, CHECKS
             if pair.predicted:
                 given = Hits(pair, processes, partial(gateway, pair))
-                checks = TOKEN_CHECKS if pair.tokens_only else HIT_CHECKS
+                checks = TOKEN_CHECKS if pair.tokens_only else VARIANT_CHECKS.get(report.mode, HIT_CHECKS)
             elif pair.lora_file:
                 given, checks = Beside(pair, processes), BESIDE_CHECKS
             for check in checks:
@@ -105,7 +107,8 @@ def run_checks(pair: Pair, report: Report, processes: Processes, direct: bool) -
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("mode", choices=PAIRS)
+    modes = PAIRS | VARIANTS
+    arguments.add_argument("mode", choices=modes)
     arguments.add_argument("--direct", action="store_true", help="a stand-in for the gateway")
     arguments.add_argument("--hold", action="store_true", help="start the engines, and wait for Ctrl-C")
     arguments.add_argument("--our-master", action="store_true", help="`moongate master` for mooncake_master")
@@ -119,7 +122,7 @@ def main() -> int:
     logs = installed / "logs" / given.mode
     report = Report(given.mode)
     with Processes(logs) as processes:
-        pair = PAIRS[given.mode](installed, logs)
+        pair = modes[given.mode](installed, logs)
         try:
             for server in pair.before:
                 processes.await_ready(processes.start(server))

@@ -114,7 +114,8 @@ class Hits:
         api, last, since = APIS[self.pair.engine], None, time.monotonic()
         deadline = since + 20
         while time.monotonic() - since < QUIET_SECONDS and time.monotonic() < deadline:
-            now = api.busy(PREFILL), Metrics(MASTER_HTTP).sum("master_key_count")
+            stored = Metrics(MASTER_HTTP).sum("master_key_count") if self.pair.store_node else 0
+            now = api.busy(PREFILL), stored
             if now[0] or now != last:
                 last, since = now, time.monotonic()
             time.sleep(QUIET_STEP)

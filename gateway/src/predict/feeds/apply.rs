@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use mooncake_wire::events::{
-    BlockHashes, BlockStored, EngineEvent, EngineEventBatch, EventDecodeError, StorageMedium,
-};
+use mooncake_wire::events::{BlockHashes, EngineEvent, EngineEventBatch, EventDecodeError, StorageMedium};
 use moongate_scheduler::index::{BlockHashNamespace, EngineCacheTier, EngineSlot};
 
 use crate::kv_index::{BlockKeyspace, EngineCacheGroups, EngineHashRule, HashRuleStatus, KvIndex};
@@ -19,49 +17,28 @@ pub(crate) struct EngineEventApplier {
     pub(crate) slot: EngineSlot,
     pub(crate) namespace: BlockHashNamespace,
     pub(crate) groups: Arc<EngineCacheGroups>,
-    pub(crate) hash_rule: HashRuleCheck,
-}
-
-/// Compares an engine's hashes with the rule that predictions assume.
-#[derive(Debug, Clone)]
-pub(crate) struct HashRuleCheck {
-    /// The engine, for log lines.
-    pub(crate) engine: String,
-    pub(crate) rule: Arc<EngineHashRule>,
+    pub(crate) hash_rule: Arc<EngineHashRule>,
+    /// How predictions hash the engine's blocks.
     pub(crate) keyspace: Arc<BlockKeyspace>,
 }
 
-impl HashRuleCheck {
-    fn check(&self, stored: &BlockStored<'_>) {
-        let engine = &self.engine;
-        match self.rule.check(&self.keyspace, stored) {
-            Some(HashRuleStatus::Different { actual: Some(actual) }) => tracing::warn!(
-                engine,
-                actual,
-                "the engine's block hashes follow another rule than assumed, so that none of its cached blocks is predicted; \
-                 declare the rule for this engine (`hash_algorithm`, `hash_seed`)"
-            ),
-            Some(HashRuleStatus::Different { actual: None }) => tracing::warn!(
-                engine,
-                "the engine's block hashes follow an unknown rule, so that none of its cached blocks is predicted; for vLLM, \
-                 set --prefix-caching-hash-algo sha256_cbor and switch look-ahead hashing of speculative decoding off"
-            ),
-            Some(HashRuleStatus::Confirmed) => {
-                tracing::debug!(engine, "the engine's block hashes are as assumed");
-            }
-            Some(HashRuleStatus::Unchecked) | None => {}
-        }
-    }
+/// What was done with a message.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct AppliedEvents {
+    /// Events that could not be decoded.
+    pub(crate) undecodable: u64,
+    /// What is now known of the engine's hashes, if that has changed.
+    pub(crate) hash_rule: Option<HashRuleStatus>,
 }
 
 impl EngineEventApplier {
-    /// Applies the batch in `payload`. Returns the number of events that could not be decoded.
-    pub(crate) fn apply(&self, payload: &[u8]) -> Result<u64, EventDecodeError> {
-        let mut undecodable = 0;
+    /// Applies the batch in `payload`.
+    pub(crate) fn apply(&self, payload: &[u8]) -> Result<AppliedEvents, EventDecodeError> {
+        let mut applied = AppliedEvents::default();
         for event in EngineEventBatch::decode(payload)?.events() {
             match event {
                 Ok(EngineEvent::Stored(stored)) => {
-                    self.hash_rule.check(&stored);
+                    applied.hash_rule = self.hash_rule.check(&self.keyspace, &stored).or(applied.hash_rule);
                     if let Some(group) = self.groups.learn(&stored) {
                         self.apply_blocks(group, stored.medium, stored.hashes, true);
                     }
@@ -72,17 +49,17 @@ impl EngineEventApplier {
                     }
                 }
                 Ok(EngineEvent::Cleared(medium)) => self.clear(medium),
-                Err(_) => undecodable += 1,
+                Err(_) => applied.undecodable += 1,
             }
         }
-        Ok(undecodable)
+        Ok(applied)
     }
 
     /// Removes everything known of an engine that has restarted, possibly with another model.
     pub(super) fn restarted(&self) {
         self.clear(None);
         self.groups.clear();
-        self.hash_rule.rule.clear();
+        self.hash_rule.clear();
     }
 
     /// Removes the engine's blocks in a medium, or all of them.
@@ -169,15 +146,16 @@ mod tests {
             ..EngineFacts::unreported(EngineKind::Sglang)
         };
         let keyspace = Arc::new(BlockKeyspace::from_facts(&facts).unwrap());
-        let rule = entry.hash_rule().clone();
         let target = EngineEventApplier {
             index: index.clone(),
             slot: entry.slot(),
             namespace,
             groups: entry.groups().clone(),
-            hash_rule: HashRuleCheck { engine: "tiny".to_owned(), rule, keyspace },
+            hash_rule: entry.hash_rule().clone(),
+            keyspace,
         };
-        assert_eq!(target.apply(&bytes(STORED)).unwrap(), 0);
+        let confirmed = AppliedEvents { hash_rule: Some(HashRuleStatus::Confirmed), undecodable: 0 };
+        assert_eq!(target.apply(&bytes(STORED)).unwrap(), confirmed);
         let mut hits = IndexLookup::default();
         let key = namespace.key(HASH.cast_unsigned());
         index.lookup(&[key], &mut hits);

@@ -6,6 +6,6 @@ mod starter;
 mod store;
 
 #[cfg(test)]
-pub(crate) use apply::{EngineEventApplier, HashRuleCheck};
+pub(crate) use apply::EngineEventApplier;
 pub(crate) use starter::{FeedStarter, run_feeds};
 pub(crate) use store::{StoreView, StoreViewStatus};

@@ -8,7 +8,7 @@ use moongate_discovery::KvEventSource;
 use moongate_runtime::Supervisor;
 use tokio_util::sync::CancellationToken;
 
-use super::apply::{EngineEventApplier, HashRuleCheck};
+use super::apply::EngineEventApplier;
 use super::engine::{EngineFeed, EngineFeedSource};
 use crate::feedback::EventFeedMetrics;
 use crate::fleet::{FleetMember, FleetReader, FleetSnapshot, UpstreamEndpoint};
@@ -98,11 +98,8 @@ impl FeedStarter {
             slot: member.endpoint.index_slot.slot(),
             namespace: keyspace.namespace(),
             groups: member.endpoint.index_slot.groups().clone(),
-            hash_rule: HashRuleCheck {
-                engine: name.clone(),
-                rule: member.endpoint.index_slot.hash_rule().clone(),
-                keyspace: keyspace.clone(),
-            },
+            hash_rule: member.endpoint.index_slot.hash_rule().clone(),
+            keyspace: keyspace.clone(),
         };
         let stop = self.supervisor.token().child_token();
         let (name, feed_source, metrics) =
