@@ -23,6 +23,34 @@ const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 /// Pause after the master did not have the extension: it may be replaced by one that does.
 const UNSUPPORTED_PAUSE: Duration = Duration::from_secs(60);
 
+/// A hint whether a request's prompt will be used again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PromptHint {
+    pub(crate) returns: ReturnHint,
+    pub(crate) source: HintSource,
+}
+
+/// Where a hint comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HintSource {
+    /// The header for hints.
+    Header,
+    /// Members of the body by which clients ask to keep a prompt.
+    Body,
+    /// A response that requests tool calls.
+    ToolCalls,
+}
+
+impl HintSource {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Header => "header",
+            Self::Body => "body",
+            Self::ToolCalls => "tool_calls",
+        }
+    }
+}
+
 /// A prompt whose blocks a store can have.
 pub(crate) trait StoredPrompt: Debug + Send + Sync {
     /// The prompt's length and its objects.
@@ -52,7 +80,7 @@ impl PromptReportMetrics {
         let metrics = Self {
             hints: registry.register(
                 "moongate_return_hints_total",
-                "Requests with a hint whether their prompt will be used again, by its source",
+                "Requests with a hint whether their prompt will be used again, by its source: the header, members of the body, or tool calls in the response",
                 Family::default(),
             ),
             outcomes: registry.register(
@@ -61,7 +89,9 @@ impl PromptReportMetrics {
                 Family::default(),
             ),
         };
-        for (returns, source) in [("never", "header"), ("expected", "header"), ("expected", "tool_calls")] {
+        for (returns, source) in
+            [("never", "header"), ("expected", "header"), ("expected", "body"), ("expected", "tool_calls")]
+        {
             drop(metrics.hints.get_or_create(&HintLabels { returns, source }));
         }
         for outcome in ["sent", "dropped", "failed", "unsupported", "without_blocks"] {
@@ -80,7 +110,7 @@ impl PromptReportMetrics {
 pub(crate) struct PromptReport {
     prompt: Box<dyn StoredPrompt>,
     /// The client's hint.
-    hint: Option<ReturnHint>,
+    hint: Option<PromptHint>,
     queue: PromptReportQueue,
 }
 
@@ -107,7 +137,7 @@ impl PromptReportQueue {
     }
 
     /// The report about a request, to be completed at its end. `hint` is the client's.
-    pub(crate) fn report(&self, prompt: Box<dyn StoredPrompt>, hint: Option<ReturnHint>) -> PromptReport {
+    pub(crate) fn report(&self, prompt: Box<dyn StoredPrompt>, hint: Option<PromptHint>) -> PromptReport {
         PromptReport { prompt, hint, queue: self.clone() }
     }
 
@@ -121,10 +151,9 @@ impl PromptReport {
     /// Queues the report, if there is a hint. A response that requests tool calls is one: their results will be sent with the same
     /// prefix.
     pub(super) fn send(self, arrived: Instant, requests_tools: bool) {
-        let (returns, source) = match self.hint {
-            Some(hint) => (hint, "header"),
-            None if requests_tools => (ReturnHint::Expected, "tool_calls"),
-            None => return,
+        let tool_calls = PromptHint { returns: ReturnHint::Expected, source: HintSource::ToolCalls };
+        let Some(PromptHint { returns, source }) = self.hint.or(requests_tools.then_some(tool_calls)) else {
+            return;
         };
         let PromptReportQueue { sender, metrics } = self.queue;
         let labels = HintLabels {
@@ -133,7 +162,7 @@ impl PromptReport {
                 ReturnHint::Never => "never",
                 ReturnHint::Expected => "expected",
             },
-            source,
+            source: source.name(),
         };
         metrics.hints.get_or_create(&labels).inc();
         if sender.try_send(FinishedPrompt { prompt: self.prompt, returns, arrived }).is_err() {

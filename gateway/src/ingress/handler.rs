@@ -199,8 +199,8 @@ pub(super) async fn read(
         // The sanitized body is a copy; the reservation of the original ended with it.
         body = gateway.bodies.memory.reserve(body.len()).map_err(|_| no_memory())?.attach(body);
     }
-    let return_hint = return_hint(&parts.headers)?;
     let ParsedContent { request, model, fields } = parsed;
+    let return_hint = return_hint(&parts.headers, &fields)?;
     // Engines only need the path: the authority of an absolute-form request is the gateway's.
     let uri = parts.uri.path_and_query().map_or("/", |path| path.as_str()).parse();
     let uri = uri.map_err(|_| ApiError::new(ApiErrorCode::NotFound, "the path is invalid"))?;
