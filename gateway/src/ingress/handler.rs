@@ -153,8 +153,11 @@ async fn dispatch(
         let prefill = started.in_flight.prefill_endpoint();
         if let Some(reports) = &gateway.prompt_reports {
             let prediction = routed.prompt_prediction.as_ref();
+            let tenant = routed.request.as_ref().and_then(|request| request.tenant);
             match prediction.and_then(|prediction| prediction.stored_prompt(prefill.index_slot.slot())) {
-                Some(prompt) => recorder.set_prompt_report(reports.report(prompt, routed.return_hint)),
+                Some(prompt) => {
+                    recorder.set_prompt_report(reports.report(prompt, routed.return_hint, tenant));
+                }
                 None if routed.return_hint.is_some() => reports.record_without_blocks(),
                 None => {}
             }
