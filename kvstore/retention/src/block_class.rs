@@ -122,6 +122,15 @@ mod tests {
         }
         assert!((0..BlockClass::COUNT).eq(classes.iter().map(|class| class.index())));
         assert_eq!(BlockClass::from_index(BlockClass::COUNT), None);
+        // Whatever number a gateway sends, the number of classes is bounded.
+        for bucket in 0..=u8::MAX {
+            let tenants = TenantBucket::new(bucket);
+            let class = BlockClass::new(
+                9,
+                PromptDescription { hint: ReturnHint::Expected, tenants, ..Default::default() },
+            );
+            assert!(classes.contains(&class));
+        }
         // Tenants only matter with a hint.
         let unhinted =
             |bucket| PromptDescription { tenants: TenantBucket::new(bucket), ..Default::default() };

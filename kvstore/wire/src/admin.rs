@@ -367,3 +367,20 @@ pub struct DescribedObjects {
     /// Number of objects that will be described when they are written.
     pub announced: u64,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_without_tenant_is_that_of_older_releases() {
+        let text = r#"{"tokens":9,"elapsed_ms":1,"returns":"never","parts":[["a","b"]],"hashes":["c"]}"#;
+        let prompt: DescribedPrompt<'_> = serde_json::from_str(text).unwrap();
+        assert_eq!(prompt.tenant_bucket, 0);
+        assert_eq!(serde_json::to_string(&prompt).unwrap(), text);
+        let of_tenant = DescribedPrompt { tenant_bucket: 3, ..prompt };
+        let text = serde_json::to_string(&of_tenant).unwrap();
+        assert!(text.contains(r#""tenant_bucket":3"#), "{text}");
+        assert_eq!(serde_json::from_str::<DescribedPrompt<'_>>(&text).unwrap(), of_tenant);
+    }
+}
