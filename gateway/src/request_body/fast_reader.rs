@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 use memchr::memchr2;
 
-use super::json_shape::{CACHE_CONTROL, JsonKind, JsonShape, SamplingKey, SamplingParams};
+use super::json_shape::{JsonKind, JsonShape, SamplingKey, SamplingParams, is_cache_mark};
 use super::routing_fields::{BodyMember, BodyMembers};
 use super::transfer_members::{is_transfer_member, is_user_data};
 
@@ -174,7 +174,7 @@ impl<'a> FastBodyReader<'a> {
             let key = self.key()?;
             shape.has_transfer_members |= self.finds_transfer_members && is_transfer_member(key);
             let kind = self.value(shape, depth + 1)?;
-            shape.has_cache_control |= kind == JsonKind::Object && key == CACHE_CONTROL;
+            shape.has_cache_mark |= kind == JsonKind::Object && is_cache_mark(key);
             if depth == 1 {
                 sampling.set(SamplingKey::from_key(key), kind);
             }

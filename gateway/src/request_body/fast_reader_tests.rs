@@ -168,7 +168,7 @@ fn any_body() -> impl Strategy<Value = String> {
         0 => format!("[{one},{two}]"),
         1 => format!("{{\"n\":{one} , \"max_new_tokens\": {two}}}"),
         2 => format!("[ {one}, {one}, {two} ]"),
-        3 => format!("[{{\"cache_control\":{one}}}, {{\"a\": [{{\"cache_control\": {two}}}]}}]"),
+        3 => format!("[{{\"cache_control\":{one}}}, {{\"a\": [{{\"prompt_cache_breakpoint\": {two}}}]}}]"),
         _ => one,
     });
     prop::collection::vec((any_key(), value), 0..5).prop_map(|members| {

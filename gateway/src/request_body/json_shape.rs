@@ -25,16 +25,24 @@ pub(crate) struct JsonShape {
     /// Whether an object inside has a member that steers KV transfer; not searched for in user data.
     pub(crate) has_transfer_members: bool,
     /// Whether an object inside marks the end of a prefix to cache; if the value is an array, inside its last item.
-    pub(crate) has_cache_control: bool,
+    pub(crate) has_cache_mark: bool,
 }
 
-/// Member that marks the end of a prefix to cache (Anthropic's API, and clients that send it in OpenAI's). Its value is an object.
+/// Member of Anthropic's API, and of clients that send it in OpenAI's: at the top level it marks the whole prompt, in a part of it the
+/// end of a prefix to cache. Its value is an object.
 pub(super) const CACHE_CONTROL: &str = "cache_control";
+/// The same in parts of OpenAI's prompts.
+const CACHE_BREAKPOINT: &str = "prompt_cache_breakpoint";
+
+/// Whether an object with this name marks the end of a prefix to cache.
+pub(super) fn is_cache_mark(key: &str) -> bool {
+    key == CACHE_CONTROL || key == CACHE_BREAKPOINT
+}
 
 impl JsonShape {
     /// Prepares for the next item of the value itself, an array.
     pub(crate) fn start_item(&mut self) {
-        self.has_cache_control = false;
+        self.has_cache_mark = false;
     }
 
     /// Records the next item of the value itself, an array.
@@ -218,7 +226,7 @@ impl<'de> Visitor<'de> for JsonShapeVisitor<'_> {
         while let Some(key) = map.next_key_seed(NestedKeySeed)? {
             self.shape.has_transfer_members |= self.finds_transfer_members && key.steers_transfer;
             let kind = map.next_value_seed(self.nested())?;
-            self.shape.has_cache_control |= key.is_cache_control && kind == JsonKind::Object;
+            self.shape.has_cache_mark |= key.is_cache_mark && kind == JsonKind::Object;
             if top {
                 sampling.set(key.sampling, kind);
             }
@@ -252,7 +260,7 @@ impl SamplingKey {
 struct NestedKey {
     sampling: SamplingKey,
     steers_transfer: bool,
-    is_cache_control: bool,
+    is_cache_mark: bool,
 }
 
 struct NestedKeySeed;
@@ -276,7 +284,7 @@ impl Visitor<'_> for NestedKeySeed {
         Ok(NestedKey {
             sampling: SamplingKey::from_key(key),
             steers_transfer: is_transfer_member(key),
-            is_cache_control: key == CACHE_CONTROL,
+            is_cache_mark: is_cache_mark(key),
         })
     }
 }

@@ -260,14 +260,14 @@ impl<'a> BodyMembers<'a> {
     }
 
     /// Whether the client asks to keep the whole prompt: for OpenAI's longer retention (the other one is the default and says
-    /// nothing about this prompt), or with Anthropic's marks, which apply to the prefix that ends with them. A mark that is not in
-    /// the last message says nothing about the rest of the prompt.
+    /// nothing about this prompt), or with Anthropic's or OpenAI's marks, which apply to the prefix that ends with them. A mark that
+    /// is not in the last message says nothing about the rest of the prompt.
     fn wants_prompt_cached(&self) -> bool {
         self.prompt_cache_retention.as_deref() == Some("24h")
             || self.kind(BodyMember::CacheControl) == JsonKind::Object
             || self
                 .shape(BodyMember::Messages)
-                .is_some_and(|shape| shape.kind == JsonKind::Array && shape.has_cache_control)
+                .is_some_and(|shape| shape.kind == JsonKind::Array && shape.has_cache_mark)
     }
 
     fn too_many(&self, api: InferenceApi, fields: &RoutingFields<'_>) -> ApiError {

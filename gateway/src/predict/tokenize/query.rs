@@ -15,7 +15,7 @@ use crate::request_body::InferenceApi;
 
 /// Members that affect the response, not the prompt. They are not sent: a `stream` changes SGLang's response format, and others may
 /// be rejected. Unlisted members are sent, or exclude methods that do not support them.
-const IGNORED_MEMBERS: [&str; 39] = [
+const IGNORED_MEMBERS: [&str; 40] = [
     "best_of",
     "cache_control",
     "cache_salt",
@@ -35,6 +35,7 @@ const IGNORED_MEMBERS: [&str; 39] = [
     "presence_penalty",
     "priority",
     "prompt_cache_key",
+    "prompt_cache_options",
     "prompt_cache_retention",
     "repetition_penalty",
     "return_logprob",
