@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
+use crate::attempt::AttemptId;
 use crate::fleet::InstanceIndex;
 use crate::prediction::{CacheHitPrediction, TierHits};
-use crate::scheduler::AttemptId;
 use crate::seconds::Seconds;
 
 /// How long a computed prompt counts: engines report new blocks within milliseconds, and at most a second later when

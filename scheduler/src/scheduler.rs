@@ -11,6 +11,7 @@ use std::sync::Arc;
 use self::engine_groups::EngineGroups;
 use self::excluded::ExcludedEngines;
 use self::in_flight::InFlightAttempt;
+use crate::attempt::AttemptId;
 use crate::decision::{RoutingDecision, ScheduleRejection};
 use crate::fleet::{InstanceIndex, InstanceLoad, InstanceRole, ReportedLoad, SchedulableFleet};
 use crate::load_tracker::EngineLoadTracker;
@@ -22,10 +23,6 @@ use crate::prefill_time_distribution::PrefillTimeDistribution;
 use crate::request::RequestProfile;
 use crate::seconds::Seconds;
 use crate::snapshot::DecisionSnapshot;
-
-/// The caller's identifier of one attempt of one request. Never reused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct AttemptId(pub u64);
 
 /// A request to be scheduled.
 #[derive(Debug, Clone, PartialEq)]

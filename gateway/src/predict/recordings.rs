@@ -65,7 +65,7 @@ fn replay(recording: &str, facts: &EngineFacts) -> Accuracy {
     for line in recording.lines() {
         match serde_json::from_str(line).unwrap() {
             RecordedStep::Events { events } => {
-                assert_eq!(applier.apply(&bytes(&events)).unwrap().undecodable, 0)
+                assert_eq!(applier.apply(&bytes(&events)).unwrap().undecodable, 0);
             }
             RecordedStep::Prompt { model, prompt, cached } => {
                 let length = u32::try_from(prompt.len()).unwrap();

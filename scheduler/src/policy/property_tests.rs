@@ -5,6 +5,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::PolicyName;
+use crate::attempt::AttemptId;
 use crate::cache_params::EngineCacheParams;
 use crate::decision::EngineRoute;
 use crate::fleet::{
@@ -14,7 +15,7 @@ use crate::fleet::{
 use crate::options::SchedulerOptions;
 use crate::prediction::{CacheHitPrediction, TierHits};
 use crate::request::RequestProfile;
-use crate::scheduler::{AttemptId, ScheduleRequest, Scheduler, SchedulerEvent};
+use crate::scheduler::{ScheduleRequest, Scheduler, SchedulerEvent};
 
 const ENGINES: usize = 10;
 
