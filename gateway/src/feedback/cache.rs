@@ -112,6 +112,11 @@ pub(crate) struct PredictionMetrics {
 
 impl EventFeedMetrics {
     pub(super) fn register(registry: &mut MetricsRegistry) -> Self {
+        let hash_rules: Family<HashRuleLabel, Counter> = Family::default();
+        // Created even at 0, so that rates can be computed.
+        for outcome in ["confirmed", "other_rule", "unknown_rule"] {
+            hash_rules.get_or_create(&HashRuleLabel { outcome });
+        }
         Self {
             connected: registry.register(
                 "moongate_kv_events_connections",
@@ -140,8 +145,8 @@ impl EventFeedMetrics {
             ),
             hash_rules: registry.register(
                 "moongate_kv_events_hash_rules_total",
-                "Changes of what an engine's events say about its block hashes",
-                Family::default(),
+                "Comparisons of the hashes in an engine's events with those of predictions that had a new result",
+                hash_rules,
             ),
         }
     }
