@@ -7,20 +7,9 @@ use crate::topology::{EngineKind, EngineRole};
 
 fn facts(version: &str) -> EngineFacts {
     EngineFacts {
-        engine: EngineKind::Vllm,
         version: version.into(),
         models: vec!["m".into()],
-        reported_role: None,
-        dp_size: 1,
-        page_size: None,
-        context_length: None,
-        tokenizer: None,
-        transfer: None,
-        hashing: None,
-        events: None,
-        host_cache: None,
-        store: None,
-        priority_order: None,
+        ..EngineFacts::unreported(EngineKind::Vllm)
     }
 }
 

@@ -14,20 +14,9 @@ fn hub(concurrency: usize) -> (DiscoveryHub, crate::publish::TopologyReader) {
 
 fn facts(models: &[&str], transfer: Option<KvTransferMethod>) -> EngineFacts {
     EngineFacts {
-        engine: EngineKind::Vllm,
-        version: String::new(),
         models: models.iter().map(|&name| name.to_owned()).collect(),
-        reported_role: None,
-        dp_size: 1,
-        page_size: None,
-        context_length: None,
-        tokenizer: None,
         transfer,
-        hashing: None,
-        events: None,
-        host_cache: None,
-        store: None,
-        priority_order: None,
+        ..EngineFacts::unreported(EngineKind::Vllm)
     }
 }
 

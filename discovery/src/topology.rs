@@ -231,6 +231,41 @@ pub struct EngineFacts {
     /// Order of queued requests by the priority in their bodies; `None` if the engine ignores priorities, or preempts running requests
     /// for them.
     pub priority_order: Option<PriorityOrder>,
+    /// LoRA adapters among [`EngineFacts::models`].
+    pub adapters: Vec<LoraAdapterFacts>,
+}
+
+impl EngineFacts {
+    /// Facts of an engine with one data-parallel rank that reports nothing else.
+    #[must_use]
+    pub fn unreported(engine: EngineKind) -> Self {
+        Self {
+            engine,
+            version: String::new(),
+            models: Vec::new(),
+            reported_role: None,
+            dp_size: 1,
+            page_size: None,
+            context_length: None,
+            tokenizer: None,
+            transfer: None,
+            hashing: None,
+            events: None,
+            host_cache: None,
+            store: None,
+            priority_order: None,
+            adapters: Vec::new(),
+        }
+    }
+}
+
+/// A LoRA adapter that an engine has loaded (vLLM's `/v1/models`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LoraAdapterFacts {
+    /// The adapter's name, by which requests select it.
+    pub name: String,
+    /// Where the engine has loaded it from; `None` if its block hashes do not depend on it.
+    pub path: Option<String>,
 }
 
 /// Order in which an engine schedules priorities.

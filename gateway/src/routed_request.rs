@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
-use mooncake_wire::admin::ReturnHint;
 use moongate_scheduler::RequestProfile;
 
-use crate::feedback::RequestDescription;
+use crate::feedback::{PromptHint, RequestDescription};
 use crate::predict::PromptPrediction;
 use crate::request_body::{InferenceApi, RoutingFields, SplicedBody};
 use crate::upstream::PreparedRequest;
@@ -28,7 +27,7 @@ pub(crate) struct RoutedRequest {
     /// The scheduler's view of the request; `None` on passed-through paths without a model.
     pub(crate) request: Option<RequestProfile>,
     /// The client's hint whether the prompt's prefix will be used again.
-    pub(crate) return_hint: Option<ReturnHint>,
+    pub(crate) return_hint: Option<PromptHint>,
     /// Predicted cache hits of each engine, if available.
     pub(crate) prompt_prediction: Option<PromptPrediction>,
     /// Model name for logs and metrics.

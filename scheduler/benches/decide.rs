@@ -46,7 +46,12 @@ fn ask(engines: usize, random: &mut fastrand::Rng) -> ScheduleRequest {
     let shared = random.u32(..input_tokens / 2);
     let mut hits = || {
         let own = if random.u8(..4) == 0 { random.u32(..input_tokens) } else { 0 };
-        TierHits { l1_tokens: own / 2, l2_tokens: own / 2, l3_tokens: shared.saturating_sub(own) }
+        TierHits {
+            l1_tokens: own / 2,
+            l2_tokens: own / 2,
+            l3_tokens: shared.saturating_sub(own),
+            ..TierHits::default()
+        }
     };
     let per_instance = (0..engines).map(|_| hits()).collect();
     ScheduleRequest {

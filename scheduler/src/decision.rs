@@ -20,6 +20,8 @@ pub struct RoutingDecision {
     /// Expected time to first token on the chosen engine from its queue and its learned speed, under every policy. An
     /// engine that produces no output for less than this is not suspect.
     pub expected_ttft: Seconds,
+    /// Prompt tokens that earlier requests are computing on the engine, and that the request will find there.
+    pub pending_tokens: u32,
     /// Reasons for the decision, for operators and for replay.
     pub explanation: DecisionExplanation,
 }

@@ -8,6 +8,9 @@ use crate::decode_step::{DecodeBatch, DecodeStepModel};
 use crate::prefill_time::PrefillTimeModel;
 use crate::seconds::Seconds;
 
+/// Time constant of [`InstanceLoad::prefill_share`] in seconds.
+pub(crate) const PREFILL_SHARE_S: Seconds = 5.0;
+
 /// Position of an instance in [`SchedulableFleet::instances`] and in the parallel load and prediction slices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct InstanceIndex(pub u32);

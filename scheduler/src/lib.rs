@@ -5,6 +5,7 @@
 //! clock, a socket, a lock or a random source: time and entropy are arguments of every call. So the gateway and the
 //! simulator run the same code, and the same calls give the same decisions.
 
+mod attempt;
 mod cache_params;
 mod decision;
 mod decode_step;
@@ -17,6 +18,7 @@ mod least_squares;
 mod load_tracker;
 mod network_distance;
 mod options;
+mod pending_prompts;
 mod policy;
 mod prediction;
 mod prefill_queue;
@@ -28,6 +30,7 @@ mod scheduler;
 mod seconds;
 mod snapshot;
 
+pub use attempt::AttemptId;
 pub use cache_params::{EngineCacheParams, PrefetchBehavior};
 pub use decision::{
     CandidateEngine, CostBreakdown, CostTerm, DecisionExplanation, EngineRoute, LoadReservation,
@@ -46,6 +49,6 @@ pub use prediction::{CacheHitPrediction, StoreMedium, StoreTokenRun, TierHits};
 pub use prefill_time::PrefillTimeModel;
 pub use prefill_time_distribution::PrefillTimeDistribution;
 pub use request::RequestProfile;
-pub use scheduler::{AttemptId, ScheduleRequest, Scheduler, SchedulerEvent};
+pub use scheduler::{ScheduleRequest, Scheduler, SchedulerEvent};
 pub use seconds::Seconds;
 pub use snapshot::DecisionSnapshot;

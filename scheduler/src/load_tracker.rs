@@ -1,22 +1,19 @@
 //! Unfinished requests of one engine, and when it will have finished them.
 
+use crate::attempt::AttemptId;
 use crate::decode_step::DecodeBatch;
 use crate::decode_tracker::{DecodeTracker, DecodingRequest};
 use crate::engine_models::EngineModels;
 use crate::estimate::{FETCH_LATENCY, PrefillEstimate};
-use crate::fleet::{InstanceLoad, ReportedLoad};
+use crate::fleet::{InstanceLoad, PREFILL_SHARE_S, ReportedLoad};
 use crate::prefill_queue::{ExpectedIdle, PendingPrefill, PrefillQueue, PrefillStoreRead};
 use crate::prefill_time::PrefillTimeModel;
 use crate::prefill_time_learner::PrefillWork;
-use crate::scheduler::AttemptId;
 use crate::seconds::Seconds;
 
 /// A prompt of unknown length that is being computed is expected to need at least this share of its elapsed time in
 /// addition.
 const OVERRUN_SHARE: f64 = 0.3;
-
-/// Time constant of the share of an engine's time for which it was sent prompts.
-pub(crate) const PREFILL_SHARE_S: Seconds = 5.0;
 
 /// Load of one engine. Its prefills form one queue, computed one after the other in order of sending.
 #[derive(Debug)]

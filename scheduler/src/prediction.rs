@@ -59,6 +59,9 @@ pub struct TierHits {
     /// Tokens in the shared store, beyond L1 and L2, and loadable under the engine's parameters (threshold, all ranks'
     /// keys).
     pub l3_tokens: u32,
+    /// Part of `l1_tokens` that an earlier request is computing there.
+    #[serde(default)]
+    pub pending_tokens: u32,
 }
 
 impl TierHits {
@@ -89,7 +92,7 @@ mod tests {
 
     #[test]
     fn unknown_instances_have_no_hit() {
-        let hits = TierHits { l1_tokens: 1, l2_tokens: 2, l3_tokens: 3 };
+        let hits = TierHits { l1_tokens: 1, l2_tokens: 2, l3_tokens: 3, pending_tokens: 1 };
         let prediction = CacheHitPrediction { per_instance: vec![hits], ..CacheHitPrediction::default() };
         assert_eq!(prediction.cached_tokens(InstanceIndex(0)), 6);
         assert_eq!(prediction.cached_tokens(InstanceIndex(1)), 0);

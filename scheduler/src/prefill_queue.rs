@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
+use crate::attempt::AttemptId;
 use crate::prefill_time_learner::PrefillWork;
-use crate::scheduler::AttemptId;
 use crate::seconds::Seconds;
 
 /// Requests are sent up to this much before the engine is free for them or before their blocks are expected; within it,

@@ -11,20 +11,18 @@ use std::sync::Arc;
 use self::engine_groups::EngineGroups;
 use self::excluded::ExcludedEngines;
 use self::in_flight::InFlightAttempt;
+use crate::attempt::AttemptId;
 use crate::decision::{RoutingDecision, ScheduleRejection};
 use crate::fleet::{InstanceIndex, InstanceLoad, InstanceRole, ReportedLoad, SchedulableFleet};
 use crate::load_tracker::EngineLoadTracker;
 use crate::options::SchedulerOptions;
+use crate::pending_prompts::PendingPrompts;
 use crate::policy::{Policy, PolicyInput, PolicyVerdict, ScheduleRound};
 use crate::prediction::CacheHitPrediction;
 use crate::prefill_time_distribution::PrefillTimeDistribution;
 use crate::request::RequestProfile;
 use crate::seconds::Seconds;
 use crate::snapshot::DecisionSnapshot;
-
-/// The caller's identifier of one attempt of one request. Never reused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct AttemptId(pub u64);
 
 /// A request to be scheduled.
 #[derive(Debug, Clone, PartialEq)]
@@ -64,6 +62,7 @@ pub struct Scheduler {
     /// By `order`, then by submission.
     queued: Vec<QueuedScheduleRequest>,
     in_flight: BTreeMap<AttemptId, InFlightAttempt>,
+    pending: PendingPrompts,
     /// Number of requests ever submitted.
     submitted: u64,
     /// Number of decisions ever made.
@@ -113,6 +112,7 @@ impl Scheduler {
             groups: EngineGroups::default(),
             queued: Vec::new(),
             in_flight: BTreeMap::new(),
+            pending: PendingPrompts::default(),
             submitted: 0,
             decided: 0,
             next_poll_at: None,
@@ -147,6 +147,7 @@ impl Scheduler {
         }
         self.groups = self.groups.regrouped(&cluster, &previous, &self.settings);
         self.engines = engines;
+        self.pending.set_cluster(moved);
         for sent in self.in_flight.values_mut() {
             sent.prefill = sent.prefill.and_then(moved);
             sent.decode = sent.decode.and_then(moved);
@@ -273,11 +274,14 @@ impl Scheduler {
         let unasked = self.undecided;
         self.undecided = unasked.saturating_sub(1);
         let excluded = ExcludedEngines::apply(&mut self.loads, &queued.submission.excluded);
+        let prediction = &queued.submission.prediction;
+        let with_pending = self.pending.applied_to(prediction, self.cluster.instances().len());
+        let prediction = with_pending.as_ref().unwrap_or(prediction);
         let input = PolicyInput {
             request: &queued.submission.request,
             cluster: &self.cluster,
             loads: &self.loads,
-            prediction: &queued.submission.prediction,
+            prediction,
             prefill_times: &self.prefill_times,
             uncached_share: self.uncached_share,
             expected_output_tokens: self.expected_output_tokens(&queued.submission.request),
@@ -302,7 +306,9 @@ impl Scheduler {
         match verdict {
             Ok(PolicyVerdict::Send(decision)) => {
                 self.decided += 1;
-                self.track(now, attempt, &queued.submission, &decision);
+                let request = &queued.submission.request;
+                let prediction = with_pending.as_ref().unwrap_or(&queued.submission.prediction);
+                self.track(now, attempt, (request, prediction), &decision);
                 out.push(SchedulerEvent::Send { attempt, decision });
                 false
             }
@@ -369,6 +375,7 @@ impl Scheduler {
 
     fn refresh_loads(&mut self, now: Seconds) {
         self.now = now;
+        self.pending.advance(now);
         self.engines.iter_mut().for_each(|engine| engine.advance(now));
         self.loads.clear();
         let learned = self.groups.by_engine();

@@ -103,10 +103,11 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::attempt::AttemptId;
     use crate::cache_params::EngineCacheParams;
     use crate::fleet::{InstanceRole, LocationIds, ModelIndex, PairingDomain};
     use crate::prediction::TierHits;
-    use crate::scheduler::{AttemptId, ScheduleRequest, Scheduler, SchedulerEvent};
+    use crate::scheduler::{ScheduleRequest, Scheduler, SchedulerEvent};
 
     fn instance(number: usize) -> SchedulableInstance {
         SchedulableInstance {

@@ -116,23 +116,14 @@ mod tests {
 
     fn facts(engine: EngineKind) -> EngineFacts {
         EngineFacts {
-            engine,
-            version: String::new(),
-            models: Vec::new(),
-            reported_role: None,
-            dp_size: 1,
             page_size: Some(64),
-            context_length: None,
-            tokenizer: None,
-            transfer: None,
             hashing: Some(EngineBlockHashing::Vllm {
                 algorithm: VllmHashAlgorithm::Sha256Cbor,
                 seed: "0".into(),
             }),
             events: Some(vec![source(Some("tcp://10.0.0.1:5657"))]),
             host_cache: Some(true),
-            store: None,
-            priority_order: None,
+            ..EngineFacts::unreported(engine)
         }
     }
 

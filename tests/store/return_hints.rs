@@ -29,15 +29,18 @@ async fn hints_of_clients_and_responses_reach_the_master() {
     for hint in [None, Some("never"), Some("soon"), Some("30")] {
         assert_eq!(complete(&world, &prompt, hint).await.status(), 200, "{hint:?}");
     }
+    let mut kept = json!({"model": world.model(), "prompt": prompt, "max_tokens": 2});
+    kept["prompt_cache_retention"] = json!("24h");
+    assert_eq!(world.post("/v1/completions", kept.to_string()).await.status(), 200);
     let tool = json!({"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}});
     let message = json!({"role": "user", "content": "call_tool"});
     let chat = json!({"model": world.model(), "messages": [message], "tools": [tool], "stream": true});
     let response = world.post("/v1/chat/completions", chat.to_string()).await.text().await.unwrap();
     assert!(response.contains("tool_calls"), "{response}");
-    wait_for_metric(&world, r#"moongate_prompt_reports_total{outcome="sent"}"#, |sent| sent == 4).await;
+    wait_for_metric(&world, r#"moongate_prompt_reports_total{outcome="sent"}"#, |sent| sent == 5).await;
     let metrics =
         world.client.get(format!("http://{admin}/metrics")).send().await.unwrap().text().await.unwrap();
-    for line in ["never\"} 1", "expected\"} 3", "unknown\"} 0"] {
+    for line in ["never\"} 1", "expected\"} 4", "unknown\"} 0"] {
         let line = format!("moongate_master_described_prompts_total{{returns=\"{line}\n");
         assert!(metrics.contains(&line), "{line} in {metrics}");
     }
@@ -46,6 +49,7 @@ async fn hints_of_clients_and_responses_reach_the_master() {
     for line in [
         r#"moongate_return_hints_total{returns="never",source="header"} 1"#,
         r#"moongate_return_hints_total{returns="expected",source="header"} 2"#,
+        r#"moongate_return_hints_total{returns="expected",source="body"} 1"#,
         r#"moongate_return_hints_total{returns="expected",source="tool_calls"} 1"#,
     ] {
         assert!(hints.contains(line), "{line} in {hints}");

@@ -96,6 +96,19 @@ fn duplicate_models_are_removed_in_order() {
     assert_eq!((models.context_length, models.root.as_deref()), (Some(4096), Some("/m/b")));
 }
 
+/// A response of vLLM 0.32 with `--lora-modules`.
+#[test]
+fn adapters_are_the_models_with_a_parent() {
+    let models = ServedModels::parse(
+        br#"{"object":"list","data":[{"id":"tiny","object":"model","root":"/m/tiny","parent":null},
+            {"id":"poet","object":"model","root":"/a/poet","parent":"tiny","max_model_len":null},
+            {"id":"odd","parent":"tiny","root":7}]}"#,
+    )
+    .unwrap();
+    assert_eq!(models.names, ["tiny", "poet", "odd"]);
+    assert_eq!(models.adapters, [("poet".to_owned(), Some("/a/poet".to_owned())), ("odd".to_owned(), None)]);
+}
+
 #[test]
 fn recorded_mooncake_query() {
     let body = br#"{"0":{"engine_id":"00daad46-1","worker_addr":{"0":{"0":"tcp://127.0.0.1:38751"}}},"1":{"engine_id":"x"}}"#;

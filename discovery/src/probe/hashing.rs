@@ -3,11 +3,14 @@
 use super::responses::{SglangServerInfo, VllmMetrics};
 use super::version::release;
 use crate::kv_cache::{DeclaredKvFacts, EngineBlockHashing, VllmHashAlgorithm};
+use crate::topology::LoraAdapterFacts;
 
 /// The seed of vLLM's first digest if `PYTHONHASHSEED` is not set.
 const VLLM_SEED: &str = "vllm-none-hash";
 /// The oldest vLLM that is known to use [`VLLM_SEED`]. Before this constant, the seed was random in every process.
 const VLLM_SEED_SINCE: (u32, u32, u32) = (0, 32, 0);
+/// The oldest vLLM that hashes the path of an adapter in addition to its name.
+const VLLM_ADAPTER_PATH_SINCE: (u32, u32, u32) = (0, 32, 0);
 /// The oldest SGLang that is known to mix `extra_key` and `cache_salt` into page hashes.
 const SGLANG_NAMESPACE_SINCE: (u32, u32, u32) = (0, 5, 23);
 /// The newest SGLang that is known not to. Releases between the two are unverified, and a wrong guess would predict another tenant's pages.
@@ -59,6 +62,16 @@ pub(super) fn vllm(
         Some(seed) => EngineBlockHashing::Vllm { algorithm, seed },
         None => opaque(format!("{algorithm} with an unknown seed")),
     })
+}
+
+/// Adapters with the path, if the release hashes it. A build without a number counts as a new release.
+pub(super) fn vllm_adapters(version: &str, reported: Vec<(String, Option<String>)>) -> Vec<LoraAdapterFacts> {
+    let hashes_path = release(version).is_none_or(|release| release >= VLLM_ADAPTER_PATH_SINCE);
+    let adapter = |(name, path): (String, Option<String>)| LoraAdapterFacts {
+        name,
+        path: path.filter(|_| hashes_path),
+    };
+    reported.into_iter().map(adapter).collect()
 }
 
 fn opaque(name: String) -> EngineBlockHashing {

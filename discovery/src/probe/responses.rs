@@ -160,6 +160,8 @@ pub(crate) struct ServedModels {
     pub(crate) context_length: Option<u32>,
     /// Source of the first model: a path or a repository name.
     pub(crate) root: Option<String>,
+    /// Names of LoRA adapters, each with the path it was loaded from.
+    pub(crate) adapters: Vec<(String, Option<String>)>,
 }
 
 impl ServedModels {
@@ -175,9 +177,15 @@ impl ServedModels {
             max_model_len: Option<u32>,
             #[serde(default, deserialize_with = "lenient")]
             root: Option<String>,
+            /// The base model of an adapter.
+            #[serde(default, deserialize_with = "lenient")]
+            parent: Option<String>,
         }
         let list: ServedModelList = serde_json::from_slice(body).ok()?;
+        let adapters = list.data.iter().filter(|card| card.parent.is_some());
+        let adapters = adapters.map(|card| (card.id.clone(), card.root.clone())).take(MAX_MODELS).collect();
         Some(Self {
+            adapters,
             context_length: list.data.iter().filter_map(|card| card.max_model_len).min(),
             root: list.data.first().and_then(|card| card.root.clone()),
             names: distinct(list.data.into_iter().map(|card| card.id)),

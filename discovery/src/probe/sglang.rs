@@ -33,7 +33,6 @@ pub(super) async fn probe(
         (listed.role == EngineRole::Prefill).then(|| bootstrap(listed, info.disaggregation_bootstrap_port));
     let dp_size = info.dp_size.unwrap_or(1).max(1);
     let facts = EngineFacts {
-        engine: EngineKind::Sglang,
         version: info.version.clone().unwrap_or_default(),
         models: models.names,
         reported_role: info.role(),
@@ -48,6 +47,7 @@ pub(super) async fn probe(
         host_cache: info.enable_hierarchical_cache,
         store: store::sglang(&info, &listed.declared.kv),
         priority_order: info.priority_order(),
+        ..EngineFacts::unreported(EngineKind::Sglang)
     };
     if let Some((concluded, fix)) = role_mismatch(listed.role, facts.reported_role) {
         let reason = format!("{}: {}", listed.url, session.set_fix(concluded, fix));

@@ -38,20 +38,17 @@ pub(super) async fn probe(
     let with_store = metrics.store || listed.declared.connector == Some(KvConnector::Store);
     let kv = &listed.declared.kv;
     let mut facts = EngineFacts {
-        engine: EngineKind::Vllm,
         hashing: hashing::vllm(&metrics, &version, kv),
+        adapters: hashing::vllm_adapters(&version, models.adapters),
         version,
         models: models.names,
-        reported_role: None,
         dp_size: metrics.ranks.unwrap_or(1),
         page_size: metrics.block_size,
         context_length: models.context_length,
         tokenizer: responses::tokenizer(models.root.as_deref()),
-        transfer: None,
-        events: None,
         host_cache: metrics.offloading,
         store: with_store.then(|| store::vllm(models.root.as_deref(), kv)),
-        priority_order: None,
+        ..EngineFacts::unreported(EngineKind::Vllm)
     };
     facts.events = events::with_declared(listed, facts.dp_size, sources);
     if listed.role == EngineRole::Plain {

@@ -84,10 +84,13 @@ impl RequestDispatcher {
                     return Err(DispatchError::Error(rejection_error(&rejection, routed, is_outage)));
                 }
             };
+            let pending_tokens =
+                chosen.decision.as_ref().map_or(0, |decision| decision.decision.pending_tokens);
             let expected = routed
                 .prompt_prediction
                 .as_ref()
-                .and_then(|predicted| predicted.expected_hits(&chosen.prefill));
+                .and_then(|predicted| predicted.expected_hits(&chosen.prefill))
+                .map(|expected| expected.with_pending(pending_tokens));
             let ttft_prediction = self.ttft_prediction(&chosen, now);
             let context = AttemptContext {
                 limits: self.limits.attempt,

@@ -23,7 +23,9 @@ pub(crate) use decision_history::DecisionHistory;
 pub(crate) use metrics::GatewayMetrics;
 pub use metrics::all_metrics;
 pub(crate) use overload::OverloadReason;
-pub(crate) use prompt_reports::{PromptReportQueue, StoredPrompt, run_prompt_reports};
+pub(crate) use prompt_reports::{
+    HintSource, PromptHint, PromptReportQueue, StoredPrompt, run_prompt_reports,
+};
 pub(crate) use request::{RequestRecorder, TtftPrediction};
 pub(crate) use request_counters::RequestTotals;
 pub(crate) use shared_queue::SharedQueueMetrics;

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-use mooncake_wire::admin::{DescribePromptsRequest, DescribedPrompt, ReturnHint};
+use mooncake_wire::admin::{DescribePromptsRequest, DescribedPrompt, ReturnHint, TENANT_BUCKETS};
 use moongate_master_client::admin::{AdminClient, AdminError};
 use moongate_runtime::metrics::MetricsRegistry;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -22,6 +22,34 @@ const MAX_OBJECTS: usize = 65_536;
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 /// Pause after the master did not have the extension: it may be replaced by one that does.
 const UNSUPPORTED_PAUSE: Duration = Duration::from_secs(60);
+
+/// A hint whether a request's prompt will be used again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PromptHint {
+    pub(crate) returns: ReturnHint,
+    pub(crate) source: HintSource,
+}
+
+/// Where a hint comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HintSource {
+    /// The header for hints.
+    Header,
+    /// Members of the body by which clients ask to keep a prompt.
+    Body,
+    /// A response that requests tool calls.
+    ToolCalls,
+}
+
+impl HintSource {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Header => "header",
+            Self::Body => "body",
+            Self::ToolCalls => "tool_calls",
+        }
+    }
+}
 
 /// A prompt whose blocks a store can have.
 pub(crate) trait StoredPrompt: Debug + Send + Sync {
@@ -52,7 +80,7 @@ impl PromptReportMetrics {
         let metrics = Self {
             hints: registry.register(
                 "moongate_return_hints_total",
-                "Requests with a hint whether their prompt will be used again, by its source",
+                "Requests with a hint whether their prompt will be used again, by its source: the header, members of the body, or tool calls in the response",
                 Family::default(),
             ),
             outcomes: registry.register(
@@ -61,7 +89,9 @@ impl PromptReportMetrics {
                 Family::default(),
             ),
         };
-        for (returns, source) in [("never", "header"), ("expected", "header"), ("expected", "tool_calls")] {
+        for (returns, source) in
+            [("never", "header"), ("expected", "header"), ("expected", "body"), ("expected", "tool_calls")]
+        {
             drop(metrics.hints.get_or_create(&HintLabels { returns, source }));
         }
         for outcome in ["sent", "dropped", "failed", "unsupported", "without_blocks"] {
@@ -80,7 +110,8 @@ impl PromptReportMetrics {
 pub(crate) struct PromptReport {
     prompt: Box<dyn StoredPrompt>,
     /// The client's hint.
-    hint: Option<ReturnHint>,
+    hint: Option<PromptHint>,
+    tenant_bucket: u8,
     queue: PromptReportQueue,
 }
 
@@ -89,6 +120,7 @@ pub(crate) struct PromptReport {
 pub(crate) struct FinishedPrompt {
     prompt: Box<dyn StoredPrompt>,
     returns: ReturnHint,
+    tenant_bucket: u8,
     arrived: Instant,
 }
 
@@ -106,9 +138,14 @@ impl PromptReportQueue {
         (Self { sender, metrics }, receiver)
     }
 
-    /// The report about a request, to be completed at its end. `hint` is the client's.
-    pub(crate) fn report(&self, prompt: Box<dyn StoredPrompt>, hint: Option<ReturnHint>) -> PromptReport {
-        PromptReport { prompt, hint, queue: self.clone() }
+    /// The report about a request, to be completed at its end. `hint` is the client's, and `tenant` the hash of its tenant's name.
+    pub(crate) fn report(
+        &self,
+        prompt: Box<dyn StoredPrompt>,
+        hint: Option<PromptHint>,
+        tenant: Option<u64>,
+    ) -> PromptReport {
+        PromptReport { prompt, hint, tenant_bucket: tenant_bucket(tenant), queue: self.clone() }
     }
 
     /// Counts a hint about a prompt whose blocks are unknown.
@@ -121,22 +158,21 @@ impl PromptReport {
     /// Queues the report, if there is a hint. A response that requests tool calls is one: their results will be sent with the same
     /// prefix.
     pub(super) fn send(self, arrived: Instant, requests_tools: bool) {
-        let (returns, source) = match self.hint {
-            Some(hint) => (hint, "header"),
-            None if requests_tools => (ReturnHint::Expected, "tool_calls"),
-            None => return,
+        let tool_calls = PromptHint { returns: ReturnHint::Expected, source: HintSource::ToolCalls };
+        let Some(PromptHint { returns, source }) = self.hint.or(requests_tools.then_some(tool_calls)) else {
+            return;
         };
-        let PromptReportQueue { sender, metrics } = self.queue;
+        let Self { prompt, tenant_bucket, queue: PromptReportQueue { sender, metrics }, .. } = self;
         let labels = HintLabels {
             returns: match returns {
                 ReturnHint::Unknown => "unknown",
                 ReturnHint::Never => "never",
                 ReturnHint::Expected => "expected",
             },
-            source,
+            source: source.name(),
         };
         metrics.hints.get_or_create(&labels).inc();
-        if sender.try_send(FinishedPrompt { prompt: self.prompt, returns, arrived }).is_err() {
+        if sender.try_send(FinishedPrompt { prompt, returns, tenant_bucket, arrived }).is_err() {
             metrics.count("dropped", 1);
         }
     }
@@ -196,7 +232,14 @@ pub(crate) async fn run_prompt_reports(
 
 fn describe(finished: FinishedPrompt) -> DescribedPrompt<'static> {
     let elapsed_ms = u64::try_from(finished.arrived.elapsed().as_millis()).unwrap_or(u64::MAX);
-    DescribedPrompt { returns: finished.returns, elapsed_ms, ..finished.prompt.describe() }
+    let FinishedPrompt { prompt, returns, tenant_bucket, .. } = finished;
+    DescribedPrompt { returns, elapsed_ms, tenant_bucket, ..prompt.describe() }
+}
+
+/// The bucket of a tenant by the hash of its name; 0 without one.
+fn tenant_bucket(tenant: Option<u64>) -> u8 {
+    // Below TENANT_BUCKETS.
+    tenant.map_or(0, |hash| 1 + (hash % u64::from(TENANT_BUCKETS)) as u8)
 }
 
 /// Groups prompts into requests of at most [`MAX_OBJECTS`] objects. The end of a longer prompt is cut off.
@@ -227,6 +270,15 @@ mod tests {
             hashes: vec!["ab".into(); hashes],
             ..DescribedPrompt::default()
         }
+    }
+
+    #[test]
+    fn tenants_share_a_bounded_number_of_buckets() {
+        assert_eq!(tenant_bucket(None), 0);
+        let mut buckets: Vec<u8> = (0..100).map(|hash| tenant_bucket(Some(u64::MAX - hash))).collect();
+        buckets.sort_unstable();
+        buckets.dedup();
+        assert!(buckets.into_iter().eq(1..=TENANT_BUCKETS));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use moongate_scheduler::TierHits;
 use moongate_scheduler::index::{EngineHits, EngineSlot};
 
 use super::snapshot::FleetMember;
-use crate::kv_index::{BlockKeyspace, StoreKeyNaming};
+use crate::kv_index::{BlockKeyspace, EngineCacheGroups, StoreKeyNaming};
 
 /// Engines of one model with equal block hashes. Built once per fleet snapshot.
 #[derive(Debug)]
@@ -25,22 +25,29 @@ pub(crate) struct EngineGroup {
 #[derive(Debug)]
 pub(crate) struct EngineGroupMember {
     pub(crate) slot: EngineSlot,
+    /// Groups of its KV cache.
+    pub(crate) groups: Arc<EngineCacheGroups>,
     /// Smallest hit in tokens that the engine reads from the store; `None` if it has no store.
     store_threshold: Option<u32>,
 }
 
 impl EngineGroup {
     /// Groups the engines of a model. Engines with unknown hashes are in no group.
-    pub(crate) fn group_by_keyspace<'a>(members: impl Iterator<Item = &'a FleetMember>) -> Vec<Self> {
+    pub(crate) fn group_by_keyspace<'a>(
+        model: &str,
+        members: impl Iterator<Item = &'a FleetMember>,
+    ) -> Vec<Self> {
         let mut groups: Vec<Self> = Vec::new();
         for member in members {
             let (Some(keyspace), Some(facts)) = (&member.keyspace, member.facts()) else { continue };
+            let keyspace = keyspace.for_adapter(model, facts).map_or_else(|| keyspace.clone(), Arc::new);
             let slot = member.endpoint.index_slot.slot();
             let store_threshold = facts.store.as_ref().map(|store| store.prefetch_threshold.unwrap_or(0));
-            let engine = EngineGroupMember { slot, store_threshold };
+            let groups_of_cache = member.endpoint.index_slot.groups().clone();
+            let engine = EngineGroupMember { slot, groups: groups_of_cache, store_threshold };
             let publishes = facts.events.as_ref().is_some_and(|events| !events.is_empty());
             let same = |group: &&mut Self| {
-                group.keyspace == *keyspace
+                group.keyspace == keyspace
                     && group.engine == facts.engine
                     && group.store_naming == member.store_naming
             };
@@ -53,7 +60,7 @@ impl EngineGroup {
                     }
                 }
                 None => groups.push(Self {
-                    keyspace: keyspace.clone(),
+                    keyspace,
                     engine: facts.engine,
                     store_naming: member.store_naming.clone(),
                     engines: vec![engine],
@@ -79,6 +86,7 @@ impl EngineGroupMember {
             } else {
                 0
             },
+            pending_tokens: 0,
         }
     }
 }
@@ -91,7 +99,12 @@ mod tests {
     #[test]
     fn store_hits_count_from_the_threshold_for_store_users() {
         let entry = EngineSlotGuard::new(KvIndex::new(10));
-        let engine = |store_threshold| EngineGroupMember { slot: entry.slot(), store_threshold };
+        let groups = entry.groups();
+        let engine = |store_threshold| EngineGroupMember {
+            slot: entry.slot(),
+            groups: groups.clone(),
+            store_threshold,
+        };
         let blocks = EngineHits { l1: 1, local: 3, shared: 4 };
         let hits = engine(Some(256)).hits(blocks, 64);
         assert_eq!((hits.l1_tokens, hits.l2_tokens, hits.l3_tokens), (64, 128, 256));

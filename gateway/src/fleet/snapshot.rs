@@ -145,7 +145,7 @@ impl FleetSnapshot {
                 cache: cache_rules(facts),
                 local_prefill: computes_alone(instance.role, facts),
             });
-            let keyspace = BlockKeyspace::from_instance(instance).map(Arc::new);
+            let keyspace = instance.facts.as_ref().and_then(BlockKeyspace::from_facts).map(Arc::new);
             let naming = keyspace.as_ref().and_then(|keyspace| keyspace.store_naming(facts)).map(Arc::new);
             let position = InstanceIndex(u32::try_from(fleet.members.len()).unwrap_or(u32::MAX));
             fleet.positions.insert(instance.id.0.clone(), position);
@@ -185,7 +185,8 @@ impl FleetSnapshot {
     }
 
     fn group_members(&self, model: ModelIndex) -> Vec<Arc<EngineGroup>> {
-        EngineGroup::group_by_keyspace(self.members_serving(model)).into_iter().map(Arc::new).collect()
+        let name = self.model_name(model).map_or("", AsRef::as_ref);
+        EngineGroup::group_by_keyspace(name, self.members_serving(model)).into_iter().map(Arc::new).collect()
     }
 
     /// The engines that serve a model.

@@ -153,8 +153,11 @@ async fn dispatch(
         let prefill = started.in_flight.prefill_endpoint();
         if let Some(reports) = &gateway.prompt_reports {
             let prediction = routed.prompt_prediction.as_ref();
+            let tenant = routed.request.as_ref().and_then(|request| request.tenant);
             match prediction.and_then(|prediction| prediction.stored_prompt(prefill.index_slot.slot())) {
-                Some(prompt) => recorder.set_prompt_report(reports.report(prompt, routed.return_hint)),
+                Some(prompt) => {
+                    recorder.set_prompt_report(reports.report(prompt, routed.return_hint, tenant));
+                }
                 None if routed.return_hint.is_some() => reports.record_without_blocks(),
                 None => {}
             }
@@ -199,8 +202,8 @@ pub(super) async fn read(
         // The sanitized body is a copy; the reservation of the original ended with it.
         body = gateway.bodies.memory.reserve(body.len()).map_err(|_| no_memory())?.attach(body);
     }
-    let return_hint = return_hint(&parts.headers)?;
     let ParsedContent { request, model, fields } = parsed;
+    let return_hint = return_hint(&parts.headers, &fields)?;
     // Engines only need the path: the authority of an absolute-form request is the gateway's.
     let uri = parts.uri.path_and_query().map_or("/", |path| path.as_str()).parse();
     let uri = uri.map_err(|_| ApiError::new(ApiErrorCode::NotFound, "the path is invalid"))?;

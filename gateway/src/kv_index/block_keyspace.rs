@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 
-use moongate_block_hash::{HashScheme, SglangNamespace, VllmExtraKeys};
+use moongate_block_hash::{HashScheme, SglangNamespace, VllmExtraKeys, VllmLoraAdapter};
 use moongate_discovery::{
-    EngineBlockHashing, EngineFacts, EngineInstance, StoreKeyScheme, VllmHashAlgorithm,
+    EngineBlockHashing, EngineFacts, LoraAdapterFacts, StoreKeyScheme, VllmHashAlgorithm,
 };
 use moongate_scheduler::index::BlockHashNamespace;
 use serde::Deserialize;
@@ -17,6 +17,8 @@ pub(crate) struct BlockKeyspace {
     hashing: EngineBlockHashing,
     block_tokens: u32,
     namespace: BlockHashNamespace,
+    /// The LoRA adapter that computes the blocks; `None` is the base model.
+    adapter: Option<LoraAdapterFacts>,
 }
 
 /// Members of a request that change its block hashes.
@@ -51,8 +53,7 @@ impl<'a> BlockExtraKeys<'a> {
 
 impl BlockKeyspace {
     /// The keyspace of an engine; `None` if its hashes cannot be computed or it does not report enough.
-    pub(crate) fn from_instance(instance: &EngineInstance) -> Option<Self> {
-        let facts = instance.facts.as_ref()?;
+    pub(crate) fn from_facts(facts: &EngineFacts) -> Option<Self> {
         let hashing = facts.hashing.clone()?;
         let page_tokens = facts.page_size?;
         let family = match hashing {
@@ -72,7 +73,14 @@ impl BlockKeyspace {
             hashing,
             block_tokens: page_tokens,
             namespace: BlockHashNamespace::new(&[family, model]),
+            adapter: None,
         })
+    }
+
+    /// The keyspace of requests for one of the engine's models, if that is an adapter with hashes of its own.
+    pub(crate) fn for_adapter(&self, model: &str, facts: &EngineFacts) -> Option<Self> {
+        let adapter = facts.adapters.iter().find(|adapter| adapter.name == model)?;
+        Some(Self { adapter: Some(adapter.clone()), ..self.clone() })
     }
 
     /// Tokens per block.
@@ -98,7 +106,10 @@ impl BlockKeyspace {
         match &self.hashing {
             EngineBlockHashing::Sglang { namespaced, bigrams } => self.sglang(*namespaced, *bigrams, extras),
             EngineBlockHashing::Vllm { algorithm, seed } => {
-                let extra = VllmExtraKeys { adapter: None, cache_salt: extras.cache_salt.as_deref() };
+                let adapter = self.adapter.as_ref();
+                let adapter = adapter
+                    .map(|adapter| VllmLoraAdapter { name: &adapter.name, path: adapter.path.as_deref() });
+                let extra = VllmExtraKeys { adapter, cache_salt: extras.cache_salt.as_deref() };
                 let make = match algorithm {
                     VllmHashAlgorithm::Sha256 => HashScheme::vllm_sha256,
                     VllmHashAlgorithm::Sha256Cbor => HashScheme::vllm_sha256_cbor,
@@ -106,6 +117,39 @@ impl BlockKeyspace {
                 make(self.block_tokens, seed, extra).ok().map(BlockSchemes::same_scheme)
             }
             EngineBlockHashing::Opaque { .. } => None,
+        }
+    }
+
+    /// Other rules that engines of this kind are known to use, with names for operators.
+    pub(crate) fn other_rules(&self) -> Vec<(String, HashScheme)> {
+        let named = |name: String, scheme: Result<HashScheme, _>| scheme.ok().map(|scheme| (name, scheme));
+        match &self.hashing {
+            EngineBlockHashing::Vllm { seed, .. } => {
+                let seeds = [seed.as_str(), moongate_block_hash::DEFAULT_VLLM_SEED, "0", "1", "42"];
+                let rules = seeds.into_iter().flat_map(|seed| {
+                    let extra = VllmExtraKeys::default();
+                    let pickle = HashScheme::vllm_sha256(self.block_tokens, seed, extra);
+                    let cbor = HashScheme::vllm_sha256_cbor(self.block_tokens, seed, extra);
+                    [
+                        named(format!("sha256 with hash seed {seed:?}"), pickle),
+                        named(format!("sha256_cbor with hash seed {seed:?}"), cbor),
+                    ]
+                });
+                rules.flatten().collect()
+            }
+            EngineBlockHashing::Sglang { bigrams, .. } => {
+                let namespace = SglangNamespace::default();
+                let (name, scheme) = if *bigrams {
+                    ("single tokens, without speculation", HashScheme::sglang(self.block_tokens, namespace))
+                } else {
+                    (
+                        "pairs of tokens, for speculation",
+                        HashScheme::sglang_bigrams(self.block_tokens, namespace),
+                    )
+                };
+                named(name.to_owned(), scheme).into_iter().collect()
+            }
+            EngineBlockHashing::Opaque { .. } => Vec::new(),
         }
     }
 
@@ -160,6 +204,30 @@ const VLLM: &str = "vllm";
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn adapters_have_hashes_of_their_own() {
+        let adapter = |name: &str| LoraAdapterFacts { name: name.to_owned(), path: Some(format!("/{name}")) };
+        let facts = EngineFacts {
+            adapters: vec![adapter("poet"), adapter("coder")],
+            ..EngineFacts::unreported(moongate_discovery::EngineKind::Vllm)
+        };
+        let base = BlockKeyspace {
+            hashing: EngineBlockHashing::Vllm { algorithm: VllmHashAlgorithm::Sha256Cbor, seed: "0".into() },
+            block_tokens: 2,
+            namespace: BlockHashNamespace::new(&["vllm", "m"]),
+            adapter: None,
+        };
+        let hash = |keyspace: &BlockKeyspace| {
+            let scheme = keyspace.schemes(&BlockExtraKeys::default()).unwrap().events;
+            let mut blocks = Vec::new();
+            moongate_block_hash::BlockHashChain::new(scheme).extend(&[1, 2], &mut blocks);
+            blocks[0].event_hash
+        };
+        let [poet, coder] = ["poet", "coder"].map(|name| base.for_adapter(name, &facts).unwrap());
+        assert!(hash(&base) != hash(&poet) && hash(&poet) != hash(&coder) && poet != coder);
+        assert_eq!(base.for_adapter("m", &facts), None);
+    }
 
     #[test]
     fn extra_keys_are_read_from_the_top_level() {

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use moongate_scheduler::index::{EngineSlot, IndexLookup, IndexSize, KvBlockIndex};
+use moongate_scheduler::index::{BlockHolders, EngineSlot, IndexLookup, IndexSize, KvBlockIndex};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use super::cache_groups::EngineCacheGroups;
+use super::hash_rule::EngineHashRule;
 use super::spin_rw_lock::SpinRwLock;
 
 /// Blocks read per lock acquisition, as in a step of a lookup: two microseconds.
@@ -37,6 +39,13 @@ impl KvIndex {
     pub(crate) fn lookup(&self, keys: &[u64], hits: &mut IndexLookup) {
         hits.restart();
         while !self.blocks.read().lookup_step(keys, hits) {}
+    }
+
+    /// Finds the engines that have each of these blocks.
+    pub(crate) fn holders(&self, keys: &[u64]) -> BlockHolders {
+        let mut holders = BlockHolders::default();
+        keys.chunks(READ_BATCH).for_each(|keys| self.blocks.read().add_holders(keys, &mut holders));
+        holders
     }
 
     /// Number of these blocks, from the first on, that are complete in the store.
@@ -94,12 +103,14 @@ impl KvIndex {
 pub(crate) struct EngineSlotGuard {
     index: Arc<KvIndex>,
     slot: EngineSlot,
+    groups: Arc<EngineCacheGroups>,
+    hash_rule: Arc<EngineHashRule>,
 }
 
 impl EngineSlotGuard {
     pub(crate) fn new(index: Arc<KvIndex>) -> Self {
         let slot = index.update(KvBlockIndex::add_engine);
-        Self { index, slot }
+        Self { index, slot, groups: Arc::default(), hash_rule: Arc::default() }
     }
 
     pub(crate) fn index(&self) -> &Arc<KvIndex> {
@@ -108,6 +119,16 @@ impl EngineSlotGuard {
 
     pub(crate) fn slot(&self) -> EngineSlot {
         self.slot
+    }
+
+    /// Whether the engine's hashes are those that predictions assume.
+    pub(crate) fn hash_rule(&self) -> &Arc<EngineHashRule> {
+        &self.hash_rule
+    }
+
+    /// Groups of the engine's KV cache.
+    pub(crate) fn groups(&self) -> &Arc<EngineCacheGroups> {
+        &self.groups
     }
 }
 

@@ -1,6 +1,8 @@
 //! The index of KV caches: keys and names of blocks, and which engine and store has them.
 
 mod block_keyspace;
+mod cache_groups;
+mod hash_rule;
 mod index;
 mod spin_rw_lock;
 #[cfg(test)]
@@ -8,6 +10,8 @@ mod spin_rw_lock_tests;
 mod store_keys;
 
 pub(crate) use block_keyspace::{BlockExtraKeys, BlockKeyspace, BlockSchemes};
+pub(crate) use cache_groups::{EngineCacheGroups, NumberedCacheGroup};
+pub(crate) use hash_rule::{EngineHashRule, HashRuleStatus};
 pub(crate) use index::{EngineSlotGuard, KvIndex};
 pub use spin_rw_lock::SpinRwLock;
 pub(crate) use store_keys::{StoreKeyNaming, StoredBlockPart};

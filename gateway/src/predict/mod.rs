@@ -5,6 +5,7 @@
 //! causes a wrong response.
 
 mod feeds;
+mod hybrid_hits;
 mod media_tokens;
 mod models;
 mod prediction_query;
@@ -12,6 +13,8 @@ mod predictor;
 #[cfg(test)]
 mod predictor_tests;
 mod prompt_tokens;
+#[cfg(test)]
+mod recordings;
 mod reuse_limit;
 mod store_distance;
 mod stored_blocks;

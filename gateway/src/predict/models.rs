@@ -146,20 +146,9 @@ mod tests {
 
     fn facts(tokenizer: Option<&str>) -> EngineFacts {
         EngineFacts {
-            engine: EngineKind::Vllm,
-            version: String::new(),
             models: vec!["m".to_owned()],
-            reported_role: None,
-            dp_size: 1,
-            page_size: None,
-            context_length: None,
             tokenizer: tokenizer.map(str::to_owned),
-            transfer: None,
-            hashing: None,
-            events: None,
-            host_cache: None,
-            store: None,
-            priority_order: None,
+            ..EngineFacts::unreported(EngineKind::Vllm)
         }
     }
 

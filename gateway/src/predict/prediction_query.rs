@@ -46,6 +46,8 @@ pub(super) struct HashedPrompt {
     pub(super) engine_blocks: KeyedBlocks,
     /// The same blocks as the store names them, if that differs.
     pub(super) store_blocks: Option<KeyedBlocks>,
+    /// Number of tokens that an engine may take from its cache.
+    pub(super) reusable_tokens: usize,
 }
 
 /// The blocks that can be taken from a cache.
@@ -101,15 +103,16 @@ impl HashedPrompt {
         limit: usize,
     ) -> Self {
         let keyspace = &group.keyspace;
+        // An engine always computes at least one token of the prompt.
+        let reusable_tokens = tokens.len().saturating_sub(1).min(limit);
         let name = |scheme| {
             let blocks = tokens.blocks(keyspace, scheme, is_plain);
-            // An engine always computes at least one token of the prompt.
-            let usable =
-                reusable_blocks(blocks.blocks(), tokens.len().saturating_sub(1).min(limit), keyspace);
+            let usable = reusable_blocks(blocks.blocks(), reusable_tokens, keyspace);
             let keys = usable.iter().map(|block| keyspace.namespace().key(block.event_hash)).collect();
             KeyedBlocks { blocks, keys }
         };
-        Self { engine_blocks: name(schemes.events.clone()), store_blocks: schemes.store.clone().map(name) }
+        let engine_blocks = name(schemes.events.clone());
+        Self { engine_blocks, store_blocks: schemes.store.clone().map(name), reusable_tokens }
     }
 }
 

@@ -7,6 +7,7 @@ use moongate_scheduler::{CacheHitPrediction, InstanceIndex, TierHits};
 use moongate_tokenize::PromptError;
 
 use super::feeds::{StoreView, StoreViewStatus};
+use super::hybrid_hits::HybridHits;
 use super::media_tokens;
 use super::models::ModelTokenizers;
 use super::prediction_query::{HashedGroup, HashedPrompt, HashedQuery, KeyedBlocks, PredictionQuery};
@@ -157,7 +158,7 @@ impl CacheHitPredictor {
                 predicted.block_sites.push(StoredBlockSites::default());
                 continue;
             };
-            let HashedPrompt { engine_blocks, store_blocks } = prompt;
+            let HashedPrompt { engine_blocks, store_blocks, .. } = prompt;
             if position == 0 {
                 predicted.pages = engine_blocks.keys.as_slice().into();
                 predicted.page_tokens = group.keyspace.page_tokens();
@@ -191,14 +192,20 @@ impl CacheHitPredictor {
         lookups: &mut TierLookups,
         predicted: &mut PromptPrediction,
     ) {
-        let HashedPrompt { engine_blocks, store_blocks } = prompt;
+        let HashedPrompt { engine_blocks, store_blocks, reusable_tokens } = prompt;
         self.index.lookup(&engine_blocks.keys, &mut lookups.engines);
         if let Some(store_blocks) = store_blocks {
             self.index.lookup(&store_blocks.keys, &mut lookups.store);
         }
+        let reusable_tokens = u32::try_from(*reusable_tokens).unwrap_or(u32::MAX);
+        let mut hybrid =
+            HybridHits::new(&self.index, &group.keyspace, &engine_blocks.blocks, reusable_tokens);
         for engine in &group.engines {
             let mut blocks = lookups.engines.engine(engine.slot);
-            if store_blocks.is_some() {
+            let cache_groups = engine.groups.of_hybrid();
+            if !cache_groups.is_empty() {
+                blocks = hybrid.of(engine.slot, &cache_groups);
+            } else if store_blocks.is_some() {
                 // No engine has blocks with the store's names, so the store's run starts at the beginning of the prompt.
                 blocks.shared = lookups.store.engine(engine.slot).shared.saturating_sub(blocks.local);
             }

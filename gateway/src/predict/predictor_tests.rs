@@ -68,6 +68,7 @@ fn instance(engine: EngineKind) -> Arc<EngineInstance> {
         host_cache: None,
         store: None,
         priority_order: None,
+        adapters: Vec::new(),
     };
     Arc::new(EngineInstance {
         id: InstanceId::from("e"),

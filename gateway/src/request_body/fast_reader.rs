@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 use memchr::memchr2;
 
-use super::json_shape::{JsonKind, JsonShape, SamplingKey, SamplingParams};
+use super::json_shape::{JsonKind, JsonShape, SamplingKey, SamplingParams, is_cache_mark};
 use super::media_parts::MediaKind;
 use super::routing_fields::{BodyMember, BodyMembers, may_limit_reuse};
 use super::transfer_members::{is_transfer_member, is_user_data};
@@ -51,11 +51,12 @@ pub(super) fn members(body: &[u8]) -> Option<BodyMembers<'_>> {
         if key.is_some() && is_inexact(&shape) {
             return None;
         }
-        if key == Some(BodyMember::Model) {
-            members.model = match shape.kind {
+        if let Some(member @ (BodyMember::Model | BodyMember::PromptCacheRetention)) = key {
+            let text = match shape.kind {
                 JsonKind::String => Some(Cow::Borrowed(reader.plain_string(start)?)),
                 _ => None,
             };
+            members.set_text(member, text);
             shape = JsonShape { kind: shape.kind, ..JsonShape::default() };
         }
         members.has_transfer_members |= shape.has_transfer_members || is_transfer_member(name);
@@ -168,6 +169,9 @@ impl<'a> FastBodyReader<'a> {
         let mut first = true;
         while self.next_item(b']', first)? {
             first = false;
+            if depth == 1 {
+                shape.start_item();
+            }
             let kind = self.value(shape, depth + 1)?;
             if depth == 1 {
                 shape.add_item(kind);
@@ -189,6 +193,7 @@ impl<'a> FastBodyReader<'a> {
                 Some(media) => self.media(media, shape, depth + 1)?,
                 None => self.value(shape, depth + 1)?,
             };
+            shape.has_cache_mark |= kind == JsonKind::Object && is_cache_mark(key);
             if depth == 1 {
                 sampling.set(SamplingKey::from_key(key), kind);
             }

@@ -160,7 +160,7 @@ fn any_key() -> impl Strategy<Value = String> {
     prop_oneof![
         4 => prop::sample::select(vec![
             "model", "kv_transfer_params", "routed_dp_rank", "vllm_xargs", "tools", "messages", "prompt", "text", "input_ids", "sampling_params", "stream", "n", "max_tokens",
-            "seed", "rid", "bootstrap_room", "mod\\u0065l",
+            "seed", "rid", "bootstrap_room", "mod\\u0065l", "cache_control", "prompt_cache_retention",
         ]).prop_map(str::to_owned),
         1 => "[a-zé]{0,4}",
     ]
@@ -168,11 +168,12 @@ fn any_key() -> impl Strategy<Value = String> {
 
 /// A body with known members, some inside an array or object.
 fn any_body() -> impl Strategy<Value = String> {
-    let value = (any_value(), any_value(), 0..7_u8).prop_map(|(one, two, shape)| match shape {
+    let value = (any_value(), any_value(), 0..9_u8).prop_map(|(one, two, shape)| match shape {
         0 => format!("[{one},{two}]"),
         1 => format!("{{\"n\":{one} , \"max_new_tokens\": {two}}}"),
         2 => format!("[ {one}, {one}, {two} ]"),
-        3 => format!("[{{\"image_url\":{one},\"input_audio\":{{\"data\": {two}}},\"x\":{one}}}]"),
+        3 => format!("[{{\"cache_control\":{one}}}, {{\"a\": [{{\"prompt_cache_breakpoint\": {two}}}]}}]"),
+        4 => format!("[{{\"image_url\":{one},\"input_audio\":{{\"data\": {two}}},\"x\":{one}}}]"),
         _ => one,
     });
     prop::collection::vec((any_key(), value), 0..5).prop_map(|members| {

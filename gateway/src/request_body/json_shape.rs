@@ -27,11 +27,29 @@ pub(crate) struct JsonShape {
     pub(crate) sampling: Option<SamplingParams>,
     /// Whether an object inside has a member that steers KV transfer; not searched for in user data.
     pub(crate) has_transfer_members: bool,
+    /// Whether an object inside marks the end of a prefix to cache; if the value is an array, inside its last item.
+    pub(crate) has_cache_mark: bool,
+}
+
+/// Member of Anthropic's API, and of clients that send it in OpenAI's: at the top level it marks the whole prompt, in a part of it the
+/// end of a prefix to cache. Its value is an object.
+pub(super) const CACHE_CONTROL: &str = "cache_control";
+/// The same in parts of OpenAI's prompts.
+const CACHE_BREAKPOINT: &str = "prompt_cache_breakpoint";
+
+/// Whether an object with this name marks the end of a prefix to cache.
+pub(super) fn is_cache_mark(key: &str) -> bool {
+    key == CACHE_CONTROL || key == CACHE_BREAKPOINT
 }
 
 impl JsonShape {
     pub(super) fn media(&mut self) -> &mut MediaParts {
         self.media.get_or_insert_default()
+    }
+
+    /// Prepares for the next item of the value itself, an array.
+    pub(crate) fn start_item(&mut self) {
+        self.has_cache_mark = false;
     }
 
     /// Records the next item of the value itself, an array.
@@ -131,6 +149,24 @@ impl<'de> DeserializeSeed<'de> for JsonShapeVisitor<'_> {
     }
 }
 
+/// An item of an array. Only called if there is one, so that the end of the array does not count as an item.
+struct JsonItemSeed<'t> {
+    item: JsonShapeVisitor<'t>,
+    /// Whether the array is the value itself.
+    starts_item: bool,
+}
+
+impl<'de> DeserializeSeed<'de> for JsonItemSeed<'_> {
+    type Value = JsonKind;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<JsonKind, D::Error> {
+        if self.starts_item {
+            self.item.shape.start_item();
+        }
+        self.item.deserialize(deserializer)
+    }
+}
+
 impl JsonShapeVisitor<'_> {
     /// Visitor for a value inside this one.
     fn nested(&mut self) -> JsonShapeVisitor<'_> {
@@ -186,7 +222,9 @@ impl<'de> Visitor<'de> for JsonShapeVisitor<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(mut self, mut seq: A) -> Result<JsonKind, A::Error> {
         let top = self.depth == 0;
-        while let Some(kind) = seq.next_element_seed(self.nested())? {
+        while let Some(kind) =
+            seq.next_element_seed(JsonItemSeed { item: self.nested(), starts_item: top })?
+        {
             if top {
                 self.shape.add_item(kind);
             }
@@ -208,6 +246,7 @@ impl<'de> Visitor<'de> for JsonShapeVisitor<'_> {
             if media.is_some() && kind == JsonKind::Null {
                 self.shape.media().cancel();
             }
+            self.shape.has_cache_mark |= key.is_cache_mark && kind == JsonKind::Object;
             if top {
                 sampling.set(key.sampling, kind);
             }
@@ -242,6 +281,7 @@ struct NestedKey {
     sampling: SamplingKey,
     steers_transfer: bool,
     media: Option<MediaKind>,
+    is_cache_mark: bool,
 }
 
 struct NestedKeySeed;
@@ -266,6 +306,7 @@ impl Visitor<'_> for NestedKeySeed {
             sampling: SamplingKey::from_key(key),
             steers_transfer: is_transfer_member(key),
             media: MediaKind::of_key(key),
+            is_cache_mark: is_cache_mark(key),
         })
     }
 }

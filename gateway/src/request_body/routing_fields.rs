@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use super::fast_reader;
-use super::json_shape::{JsonKind, JsonShape};
+use super::json_shape::{CACHE_CONTROL, JsonKind, JsonShape};
 use super::media_parts::MediaParts;
 use super::serde_reader::strict_members;
 use crate::error::{ApiError, ApiErrorCode};
@@ -56,10 +56,12 @@ pub(crate) enum BodyMember {
     Rid,
     Seed,
     Priority,
+    PromptCacheRetention,
+    CacheControl,
 }
 
 impl BodyMember {
-    const ALL: [(BodyMember, &'static str); 15] = [
+    const ALL: [(BodyMember, &'static str); 17] = [
         (BodyMember::Model, "model"),
         (BodyMember::Messages, "messages"),
         (BodyMember::Prompt, "prompt"),
@@ -75,6 +77,8 @@ impl BodyMember {
         (BodyMember::Rid, "rid"),
         (BodyMember::Seed, "seed"),
         (BodyMember::Priority, "priority"),
+        (BodyMember::PromptCacheRetention, "prompt_cache_retention"),
+        (BodyMember::CacheControl, CACHE_CONTROL),
     ];
 
     /// Finds a member by its JSON key.
@@ -112,6 +116,8 @@ pub(crate) struct RoutingFields<'a> {
     pub(crate) media: Option<Box<MediaParts>>,
     /// Prompt token ids given as numbers.
     pub(crate) prompt_ids: u64,
+    /// Whether the client asks to keep the whole prompt for further requests.
+    pub(crate) wants_prompt_cached: bool,
     /// Whether the object has no member (an appended member then needs no comma).
     pub(crate) is_empty_object: bool,
     /// Whether it has members that steer KV transfer, which must be removed before the body is used.
@@ -175,7 +181,9 @@ fn not_json(body: &[u8], error: &serde_json::Error) -> ApiError {
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct BodyMembers<'a> {
     /// Value of the last `model`, if it is a string.
-    pub(super) model: Option<Cow<'a, str>>,
+    model: Option<Cow<'a, str>>,
+    /// Value of the last `prompt_cache_retention`, if it is a string.
+    prompt_cache_retention: Option<Cow<'a, str>>,
     shapes: [Option<JsonShape>; BodyMember::ALL.len()],
     present: u32,
     repeated: Option<BodyMember>,
@@ -195,6 +203,15 @@ pub(super) fn may_limit_reuse(key: &str) -> bool {
 }
 
 impl<'a> BodyMembers<'a> {
+    /// Stores the value of a member whose text is needed: `None` if it is no string.
+    pub(super) fn set_text(&mut self, member: BodyMember, text: Option<Cow<'a, str>>) {
+        match member {
+            BodyMember::Model => self.model = text,
+            BodyMember::PromptCacheRetention => self.prompt_cache_retention = text,
+            _ => {}
+        }
+    }
+
     /// Counts a member of the body and stores its shape if it is known.
     pub(super) fn record(&mut self, key: Option<BodyMember>, shape: JsonShape) {
         self.count = self.count.saturating_add(1);
@@ -240,6 +257,7 @@ impl<'a> BodyMembers<'a> {
             prompt_bytes: 0,
             media: None,
             prompt_ids: 0,
+            wants_prompt_cached: self.wants_prompt_cached(),
             is_empty_object: self.count == 0,
             has_transfer_members: self.has_transfer_members,
             may_limit_reuse: self.may_limit_reuse,
@@ -257,6 +275,17 @@ impl<'a> BodyMembers<'a> {
         }
         fields.model = self.model;
         Ok(fields)
+    }
+
+    /// Whether the client asks to keep the whole prompt: for OpenAI's longer retention (the other one is the default and says
+    /// nothing about this prompt), or with Anthropic's or OpenAI's marks, which apply to the prefix that ends with them. A mark that
+    /// is not in the last message says nothing about the rest of the prompt.
+    fn wants_prompt_cached(&self) -> bool {
+        self.prompt_cache_retention.as_deref() == Some("24h")
+            || self.kind(BodyMember::CacheControl) == JsonKind::Object
+            || self
+                .shape(BodyMember::Messages)
+                .is_some_and(|shape| shape.kind == JsonKind::Array && shape.has_cache_mark)
     }
 
     fn too_many(&self, api: InferenceApi, fields: &RoutingFields<'_>) -> ApiError {

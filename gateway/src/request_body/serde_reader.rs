@@ -39,9 +39,9 @@ impl<'de> Visitor<'de> for BodyMembersSeed {
             map.next_key_seed(BodyKeySeed)?
         {
             let shape = match member {
-                Some(BodyMember::Model) => {
-                    let (shape, model) = map.next_value_seed(ModelMemberSeed)?;
-                    members.model = model;
+                Some(member @ (BodyMember::Model | BodyMember::PromptCacheRetention)) => {
+                    let (shape, text) = map.next_value_seed(TextMemberSeed)?;
+                    members.set_text(member, text);
                     shape
                 }
                 _ => map.next_value_seed(JsonShapeSeed {
@@ -95,9 +95,9 @@ impl Visitor<'_> for BodyKeySeed {
 }
 
 /// Stores the text if the value is a string, otherwise only its shape.
-struct ModelMemberSeed;
+struct TextMemberSeed;
 
-impl<'de> DeserializeSeed<'de> for ModelMemberSeed {
+impl<'de> DeserializeSeed<'de> for TextMemberSeed {
     type Value = (JsonShape, Option<Cow<'de, str>>);
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
@@ -105,11 +105,11 @@ impl<'de> DeserializeSeed<'de> for ModelMemberSeed {
     }
 }
 
-impl<'de> Visitor<'de> for ModelMemberSeed {
+impl<'de> Visitor<'de> for TextMemberSeed {
     type Value = (JsonShape, Option<Cow<'de, str>>);
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("a model name")
+        f.write_str("a JSON value")
     }
 
     fn visit_borrowed_str<E: Error>(self, value: &'de str) -> Result<Self::Value, E> {

@@ -45,6 +45,47 @@ fn batches_are_counted() {
 }
 
 #[test]
+fn wishes_to_keep_the_prompt_are_detected() {
+    for (members, expected) in [
+        ("", false),
+        (r#","prompt_cache_retention":"24h""#, true),
+        (r#","prompt_cache_retention":"\u00324h""#, true),
+        (r#","prompt_cache_retention":"in_memory""#, false),
+        (r#","prompt_cache_retention":null"#, false),
+        (r#","prompt_cache_retention":24"#, false),
+        (r#","prompt_cache_retention":{"24h":[]}"#, false),
+        (r#","cache_control":{"type":"ephemeral","ttl":"1h"}"#, true),
+        (r#","cache_control":null"#, false),
+        (r#","store":false,"prompt_cache_key":"k""#, false),
+        (r#","prompt_cache_options":{"mode":"implicit","ttl":"30m"}"#, false),
+        (r#","tools":[{"type":"function","cache_control":{"type":"ephemeral"}}]"#, false),
+    ] {
+        let body = format!(r#"{{"messages":[{{"role":"user","content":"a"}}]{members}}}"#);
+        assert_eq!(fields(InferenceApi::Chat, &body).unwrap().wants_prompt_cached, expected, "{body}");
+    }
+    let part = r#"{"type":"text","text":"a","cache_control":{"type":"ephemeral"}}"#;
+    let marked = format!(r#"{{"role":"user","content":[{part}]}}"#);
+    let plain = r#"{"role":"user","content":[{"type":"text","text":"a"}]}"#;
+    let breakpoint =
+        r#"{"content":[{"type":"text","text":"a","prompt_cache_breakpoint":{"mode":"explicit"}}]}"#;
+    let on_message = r#"{"role":"user","content":"a","cache_control":{"type":"ephemeral"}}"#;
+    for (messages, expected) in [
+        (format!("{plain},{marked}"), true),
+        // Only the prefix up to the mark will be used again.
+        (format!("{marked},{plain}"), false),
+        (format!("{plain},{on_message}"), true),
+        (format!("{plain},{breakpoint}"), true),
+        (format!("{breakpoint},{plain}"), false),
+        (r#"{"role":"user","content":"a","cache_control":null}"#.to_owned(), false),
+        (r#"{"role":"user","content":"\"cache_control\":{}"}"#.to_owned(), false),
+    ] {
+        let body = format!(r#"{{"messages":[{messages}]}}"#);
+        assert_eq!(fields(InferenceApi::Chat, &body).unwrap().wants_prompt_cached, expected, "{body}");
+        assert_eq!(fields(InferenceApi::Other, &body).unwrap().wants_prompt_cached, expected, "{body}");
+    }
+}
+
+#[test]
 fn errors_name_the_invalid_member() {
     let cases = [
         (InferenceApi::Chat, r#"{"model":1,"messages":[{}]}"#, "model"),

@@ -41,10 +41,15 @@ pub struct ChatBody {
     pub(crate) max_tokens: Option<f64>,
     #[serde(default)]
     pub(crate) input_ids: Option<Vec<u32>>,
+    #[serde(default)]
+    pub(crate) session_params: Option<serde::de::IgnoredAny>,
     /// Size of the body in bytes, an estimate of the prompt's size.
     #[serde(skip)]
     pub(crate) bytes: usize,
 }
+
+/// Member of requests of SGLang's sessions. The engine appends their prompts to the session's earlier ones, which only it has.
+const SESSION_PARAMS: &str = "session_params";
 
 impl ChatBody {
     /// Checks that the messages contain only text. Other parts are converted to tokens by the engine only.
@@ -73,10 +78,14 @@ impl ChatBody {
     /// Parses a body of a chat completion.
     ///
     /// # Errors
-    /// [`PromptError::Malformed`] if it is not JSON or a member has a type that the engines reject.
+    /// [`PromptError::Malformed`] if it is not JSON or a member has a type that the engines reject, or
+    /// [`PromptError::UnsupportedMember`] for a request of one of SGLang's sessions.
     pub fn parse(body: &[u8]) -> Result<ChatBody, PromptError> {
         let read = serde_json::from_slice(body);
         let read: ChatBody = read.map_err(malformed)?;
+        if read.session_params.is_some() {
+            return Err(PromptError::UnsupportedMember(SESSION_PARAMS));
+        }
         Ok(ChatBody { bytes: body.len(), ..read })
     }
 }
@@ -139,6 +148,8 @@ struct RawTextBody {
     #[serde(default)]
     suffix: Option<serde::de::IgnoredAny>,
     #[serde(default)]
+    session_params: Option<serde::de::IgnoredAny>,
+    #[serde(default)]
     image_data: Option<serde::de::IgnoredAny>,
     #[serde(default)]
     prompt_embeds: Option<serde::de::IgnoredAny>,
@@ -155,6 +166,7 @@ impl TextBody {
         let raw: RawTextBody = serde_json::from_slice(body).map_err(malformed)?;
         for (given, name) in [
             (raw.suffix.is_some(), "suffix"),
+            (raw.session_params.is_some(), SESSION_PARAMS),
             (raw.prompt_embeds.is_some(), "prompt_embeds"),
             (raw.input_embeds.is_some(), "input_embeds"),
         ] {
@@ -219,6 +231,20 @@ mod tests {
         assert!(matches!(text(r#"{"prompt":"a","text":"b"}"#), Err(PromptError::Malformed(_))));
         assert!(matches!(text(r#"{"prompt":[-1]}"#), Err(PromptError::Malformed(_))));
         assert!(matches!(text(r#"{"text":"a","image_data":"x"}"#), Err(PromptError::Multimodal(_))));
+    }
+
+    #[test]
+    fn prompts_of_sessions_are_unknown() {
+        let session = PromptError::UnsupportedMember("session_params");
+        for (params, expected) in [("null", None), ("{}", Some(&session)), (r#"{"id":"a"}"#, Some(&session))]
+        {
+            let generate = format!(r#"{{"text":"a","session_id":null,"session_params":{params}}}"#);
+            assert_eq!(text(&generate).as_ref().err(), expected, "{generate}");
+            let chat = format!(r#"{{"messages":[{{"content":"a"}}],"session_params":{params}}}"#);
+            assert_eq!(ChatBody::parse(chat.as_bytes()).as_ref().err(), expected, "{chat}");
+        }
+        // A session's name alone changes nothing.
+        assert!(text(r#"{"text":"a","session_id":"b"}"#).is_ok());
     }
 
     #[test]

@@ -3,10 +3,10 @@
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use hashlink::LinkedHashMap;
+use moongate_retention::PromptDescription;
 use parking_lot::Mutex;
 
 use crate::object_table::KeyLocation;
-use crate::requests::PromptDescription;
 
 /// Maximum number of announced objects. When more are announced, the oldest ones are dropped.
 const MAX_ANNOUNCED: usize = 65_536;
@@ -43,7 +43,7 @@ impl AnnouncedObjects {
 
 #[cfg(test)]
 mod tests {
-    use moongate_retention::{PromptLength, ReturnHint};
+    use moongate_retention::{PromptLength, ReturnHint, TenantBucket};
 
     use super::*;
     use crate::indices::{ShardIndex, TenantIndex};
@@ -52,7 +52,8 @@ mod tests {
     fn announcements_are_bounded_and_taken_once() {
         let announced = AnnouncedObjects::default();
         let location = |tag| KeyLocation { shard: ShardIndex::new(3), tag, tenant: TenantIndex::default() };
-        let description = PromptDescription { length: PromptLength::Long, hint: ReturnHint::Never };
+        let tenants = TenantBucket::new(3);
+        let description = PromptDescription { length: PromptLength::Long, hint: ReturnHint::Never, tenants };
         assert_eq!(announced.take(location(0)), None);
         for tag in 0..=MAX_ANNOUNCED as u32 {
             announced.announce(location(tag), description);

@@ -70,7 +70,7 @@ impl LockedShard<'_> {
 
     fn describe_last_use(&mut self, index: EntryIndex, location: KeyLocation, prompt: PromptUse) {
         let queue = self.entries[index].queue();
-        let class = queue.class().described(prompt.description.length, prompt.description.hint);
+        let class = queue.class().described(prompt.description);
         let queue = match queue {
             EvictionQueue::Unread(_) => EvictionQueue::Unread(class),
             EvictionQueue::Leased(_) => EvictionQueue::Leased(class),

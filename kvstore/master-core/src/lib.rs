@@ -111,12 +111,12 @@ pub use intact::IntactRanges;
 pub use inventory::{InventoryRecord, ObjectVersion, RestoreOutcome};
 pub use locked_shard::ObjectCursor;
 pub use master::MasterCore;
-pub use moongate_retention::{PromptLength, ReturnHint, TrialHits};
+pub use moongate_retention::{PromptDescription, PromptLength, ReturnHint, TenantBucket, TrialHits};
 pub use mount::SegmentRange;
 pub use query::{PrefixStatistics, SpaceUsage};
 pub use requests::{
     BatchPutStartRequest, CallContext, ClientSegment, CopyRequest, CopyTaskRequest, MoveRequest,
-    OffloadReport, PromotionRequest, PromptDescription, PromptUse, PutStartRequest, RemoveContext,
+    OffloadReport, PromotionRequest, PromptUse, PutStartRequest, RemoveContext,
 };
 pub use segment::{ReplicaDescriptors, SharedReplicaDescriptor};
 pub use settings::{

@@ -19,7 +19,6 @@ use crate::group::{GroupId, GroupMember};
 use crate::indices::{EntryIndex, GroupIndex, SegmentIndex, ShardIndex};
 use crate::object::{EntryFlags, EvictionQueue, MemoryReplica, ObjectEntry, ObjectExtras};
 use crate::object_table::{KeyLocation, ObjectTable};
-use crate::requests::PromptDescription;
 use crate::retention::KeyUse;
 use crate::segment::SegmentTable;
 use crate::settings::RetentionPolicy;
@@ -140,7 +139,7 @@ impl LockedShard<'_> {
             && entry.soft_pin_until_ms().is_none_or(|pin| pin <= read.now_ms);
         let mut class = queue.class();
         if is_new_use && settings.retention == RetentionPolicy::Learned {
-            class = class.used_again(read.description.length, read.description.hint);
+            class = class.used_again(read.description);
             self.objects.retention.record_use(read.now_ms, location, class);
         }
         self.shard.tally(prefix).hits += 1;
@@ -347,8 +346,7 @@ impl LockedShard<'_> {
         let queue = match entry.target_queue(now_ms) {
             EvictionQueue::Unread(_) if self.objects.settings.retention == RetentionPolicy::Learned => {
                 let announced = self.objects.announced.take(location);
-                let PromptDescription { length, hint } = announced.unwrap_or(write.description);
-                let class = BlockClass::new(1, length, hint);
+                let class = BlockClass::new(1, announced.unwrap_or(write.description));
                 self.objects.retention.record_use(now_ms, location, class);
                 EvictionQueue::Unread(class)
             }

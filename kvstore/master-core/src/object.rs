@@ -99,7 +99,7 @@ impl QueueNumber {
     }
 
     /// The number at a position below [`EvictionQueue::COUNT`].
-    pub(crate) fn of_position(position: u32) -> Self {
+    pub(crate) fn of_position(position: usize) -> Self {
         Self(position as u8)
     }
 }
@@ -207,17 +207,24 @@ pub(crate) struct ObjectEntry {
     pub(crate) flags: EntryFlags,
 }
 
-/// Eviction queue and hard pin in one byte.
+/// Eviction queue and hard pin in one byte: the number of the queue, or one of two others for hard-pinned objects, which are either
+/// being written or unlisted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EntryFlags(u8);
 
-const HARD_PIN: u8 = 0x80;
+const HARD_PINNED_WRITING: u8 = u8::MAX - 1;
+const HARD_PINNED_UNLISTED: u8 = u8::MAX;
 
-const _: () = assert!(EvictionQueue::COUNT <= HARD_PIN as usize, "a queue's number has seven bits");
+const _: () = assert!(EvictionQueue::COUNT <= HARD_PINNED_WRITING as usize, "a queue's number has one byte");
 
 impl EntryFlags {
     pub(crate) fn new(queue: EvictionQueue, hard_pin: bool) -> Self {
-        Self(queue.number().0 | if hard_pin { HARD_PIN } else { 0 })
+        debug_assert!(!hard_pin || matches!(queue, EvictionQueue::Writing | EvictionQueue::Unlisted));
+        Self(match queue {
+            EvictionQueue::Writing if hard_pin => HARD_PINNED_WRITING,
+            _ if hard_pin => HARD_PINNED_UNLISTED,
+            _ => queue.number().0,
+        })
     }
 }
 
@@ -227,7 +234,11 @@ impl ObjectEntry {
     }
 
     pub(crate) fn queue_number(&self) -> QueueNumber {
-        QueueNumber(self.flags.0 & !HARD_PIN)
+        match self.flags.0 {
+            HARD_PINNED_WRITING => QueueNumber::WRITING,
+            HARD_PINNED_UNLISTED => QueueNumber::UNLISTED,
+            number => QueueNumber(number),
+        }
     }
 
     pub(crate) fn set_queue(&mut self, queue: EvictionQueue) {
@@ -235,7 +246,7 @@ impl ObjectEntry {
     }
 
     pub(crate) fn hard_pin(&self) -> bool {
-        self.flags.0 & HARD_PIN != 0
+        self.flags.0 >= HARD_PINNED_WRITING
     }
 
     /// Whether the put has ended.
@@ -345,5 +356,25 @@ mod tests {
     #[test]
     fn an_entry_takes_96_bytes() {
         assert_eq!(size_of::<ObjectEntry>(), 96);
+    }
+
+    #[test]
+    fn flags_hold_every_queue_and_hard_pins() {
+        let entry =
+            |queue, hard_pin| ObjectEntry { flags: EntryFlags::new(queue, hard_pin), ..Default::default() };
+        let classless = [
+            EvictionQueue::Vacant,
+            EvictionQueue::Unlisted,
+            EvictionQueue::Writing,
+            EvictionQueue::SoftPinned,
+        ];
+        for queue in classless.into_iter().chain(EvictionQueue::unpinned()) {
+            let entry = entry(queue, false);
+            assert_eq!((entry.queue(), entry.hard_pin()), (queue, false));
+        }
+        let mut pinned = entry(EvictionQueue::Writing, true);
+        assert_eq!((pinned.queue(), pinned.hard_pin()), (EvictionQueue::Writing, true));
+        pinned.set_queue(EvictionQueue::Unlisted);
+        assert_eq!((pinned.queue(), pinned.hard_pin()), (EvictionQueue::Unlisted, true));
     }
 }

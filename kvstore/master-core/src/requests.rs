@@ -2,7 +2,7 @@
 
 use mooncake_wire::types::{OffloadTask, ReplicateConfig, StorageObjectMetadata, Uuid};
 
-use moongate_retention::{PromptLength, ReturnHint};
+use moongate_retention::PromptDescription;
 
 use crate::change::DynamicReplicationLease;
 
@@ -12,13 +12,6 @@ pub struct CallContext<'a> {
     pub now_ms: u64,
     pub client: Uuid,
     pub tenant: &'a str,
-}
-
-/// What is known about the prompt that last used an object.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PromptDescription {
-    pub length: PromptLength,
-    pub hint: ReturnHint,
 }
 
 /// The use of a prompt by a request that has ended.

@@ -5,20 +5,20 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use arc_swap::ArcSwap;
 use moongate_retention::{
-    BlockClass, LearnedCountsError, PromptLength, RetentionValues, ReturnTimeLearner, TrialHits,
+    BlockClass, LearnedCountsError, PromptDescription, PromptLength, RetentionValues, ReturnTimeLearner,
+    TrialHits,
 };
 use parking_lot::Mutex;
 
 use crate::change::{StateChange, StateChangeSink};
 use crate::object_table::KeyLocation;
-use crate::requests::PromptDescription;
 
 /// Maximum number of keys whose uses are learned from.
 const MAX_SAMPLED: usize = 16_384;
 /// Time between two computations of the values, in milliseconds.
 const REFRESH_MS: u64 = 20_000;
 
-/// Time between two records of what was learned, in milliseconds. A record has up to 20 KB.
+/// Time between two records of what was learned, in milliseconds. A record has up to 35 KB.
 const EMIT_MS: u64 = 300_000;
 
 /// Maximum difference between the write times of a call's keys, in milliseconds: too little to change a value noticeably.

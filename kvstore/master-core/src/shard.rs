@@ -58,8 +58,8 @@ pub(crate) struct ObjectShard {
     /// Bytes of objects whose memory replicas were returned to readers.
     pub(crate) read_bytes: u64,
     pub(crate) disk_reads: DiskReads,
-    /// Bits by number of the queue: whose first entries have changed since the last [`Self::take_changed_heads`].
-    changed_heads: u128,
+    /// Whose first entries have changed since the last [`Self::take_changed_heads`].
+    changed_heads: QueueSet,
     /// State for restoring inventories, while a rebuild is open.
     pub(crate) rebuild: Option<Box<ShardRebuild>>,
 }
@@ -79,7 +79,7 @@ impl Default for ObjectShard {
             soft_pinned: 0,
             read_bytes: 0,
             disk_reads: DiskReads::default(),
-            changed_heads: 0,
+            changed_heads: QueueSet::default(),
             rebuild: None,
         }
     }
@@ -88,7 +88,27 @@ impl Default for ObjectShard {
 /// Maximum number of entries scanned from either end for a sorted insertion.
 const SORT_SCAN_LIMIT: usize = 256;
 
-const _: () = assert!(EvictionQueue::COUNT <= u128::BITS as usize, "every queue has a bit");
+/// A set of queues: bits by number.
+#[derive(Clone, Copy, Debug, Default)]
+struct QueueSet([u64; EvictionQueue::COUNT.div_ceil(QueueSet::WORD_BITS)]);
+
+impl QueueSet {
+    const WORD_BITS: usize = u64::BITS as usize;
+
+    fn insert(&mut self, position: usize) {
+        self.0[position / Self::WORD_BITS] |= 1 << (position % Self::WORD_BITS);
+    }
+
+    fn positions(self) -> impl Iterator<Item = usize> {
+        self.0.into_iter().enumerate().flat_map(|(number, mut word)| {
+            std::iter::from_fn(move || {
+                let bit = (word != 0).then(|| word.trailing_zeros() as usize)?;
+                word &= word - 1;
+                Some(number * Self::WORD_BITS + bit)
+            })
+        })
+    }
+}
 
 fn list_of(queue: QueueNumber) -> Option<usize> {
     queue.is_listed().then(|| queue.get())
@@ -160,7 +180,7 @@ impl ObjectShard {
         (entry.previous, entry.next) = (before, first);
         if before == EntryIndex::NONE {
             self.lists[list].head = index;
-            self.changed_heads |= 1 << list;
+            self.changed_heads.insert(list);
         } else {
             self.entries[before].next = index;
         }
@@ -175,7 +195,7 @@ impl ObjectShard {
         (entry.previous, entry.next) = (tail, EntryIndex::NONE);
         if tail == EntryIndex::NONE {
             self.lists[list].head = index;
-            self.changed_heads |= 1 << list;
+            self.changed_heads.insert(list);
         } else {
             self.entries[tail].next = index;
         }
@@ -188,7 +208,7 @@ impl ObjectShard {
         let Some(list) = list_of(queue) else { return };
         if before == EntryIndex::NONE {
             self.lists[list].head = after;
-            self.changed_heads |= 1 << list;
+            self.changed_heads.insert(list);
         } else {
             self.entries[before].next = after;
         }
@@ -226,10 +246,8 @@ impl ObjectShard {
     /// Calls `each` with every queue whose first entry has changed, and the stamp of that entry: `u64::MAX` if the queue
     /// is empty.
     pub(crate) fn take_changed_heads(&mut self, mut each: impl FnMut(EvictionQueue, u64)) {
-        let mut changed = std::mem::take(&mut self.changed_heads);
-        while changed != 0 {
-            let queue = QueueNumber::of_position(changed.trailing_zeros()).queue();
-            changed &= changed - 1;
+        for position in std::mem::take(&mut self.changed_heads).positions() {
+            let queue = QueueNumber::of_position(position).queue();
             each(queue, self.head(queue).map_or(u64::MAX, |index| self.entries[index].stamp));
         }
     }
@@ -256,5 +274,20 @@ impl ObjectShard {
     /// Indices of all occupied entries.
     pub(crate) fn all_occupied(&self) -> impl Iterator<Item = EntryIndex> {
         self.occupied(0, u32::MAX).0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_holds_every_queue() {
+        let mut set = QueueSet::default();
+        assert_eq!(set.positions().count(), 0);
+        for position in [0, 63, 64, EvictionQueue::COUNT - 1, 63] {
+            set.insert(position);
+        }
+        assert!(set.positions().eq([0, 63, 64, EvictionQueue::COUNT - 1]));
     }
 }

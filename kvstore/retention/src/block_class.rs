@@ -1,90 +1,83 @@
 //! Classes of blocks with separately learned return times.
 
+use crate::prompt_description::{PromptDescription, PromptLength, ReturnHint, TenantBucket};
+
 /// Ranges of use counts: 1, 2, 3, more.
 const USE_RANGES: usize = 4;
-const LENGTHS: usize = 4;
-const HINTS: usize = 3;
+const LENGTHS: usize = PromptLength::Huge as usize + 1;
+/// Hints with classes of their own.
+const HINTS: usize = 2;
 
-/// Length of the prompt that last used a block.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum PromptLength {
-    /// Below 2,048 tokens.
-    #[default]
-    Short,
-    /// Below 8,192 tokens.
-    Medium,
-    /// Below 32,768 tokens.
-    Long,
-    /// At least 32,768 tokens.
-    Huge,
-}
+/// Classes of blocks without a hint, by uses and length.
+const UNHINTED: usize = USE_RANGES * LENGTHS;
+/// Classes of blocks with a hint, by hint, tenants and uses.
+const HINTED: usize = HINTS * TenantBucket::COUNT * USE_RANGES;
 
-impl PromptLength {
-    /// The length of a prompt of this many tokens.
-    #[must_use]
-    pub fn of_tokens(tokens: u64) -> Self {
-        match tokens {
-            0..2_048 => Self::Short,
-            2_048..8_192 => Self::Medium,
-            8_192..32_768 => Self::Long,
-            _ => Self::Huge,
-        }
-    }
-
-    /// An estimate from the number of keys that a caller looks up or writes at once. How many tokens a key has depends
-    /// on the engine: from 16 to several hundred.
-    #[must_use]
-    pub fn of_keys(keys: usize) -> Self {
-        match keys {
-            0..16 => Self::Short,
-            16..64 => Self::Medium,
-            64..256 => Self::Long,
-            _ => Self::Huge,
-        }
-    }
-}
-
-/// What a client or a protocol says about the next request with the same prefix. A hint selects a class, so that it
-/// counts as much as it has proved right.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum ReturnHint {
-    #[default]
-    Unknown,
-    /// There will be none: a finished agent, a one-shot job, a closed session.
-    Never,
-    /// There will be one.
-    Expected,
-}
-
-/// What is known of a block when it is used.
+/// What is known of a block when it is used. A hint says more about the next use than the prompt's length, so the classes
+/// of hinted blocks do not distinguish lengths.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BlockClass(u8);
 
 impl BlockClass {
     /// Number of classes.
-    pub const COUNT: usize = USE_RANGES * LENGTHS * HINTS;
+    pub const COUNT: usize = UNHINTED + HINTED;
 
-    /// The class of a block with this number of uses, including the current one.
+    /// The class of a block with this number of uses, including the current one by this prompt.
     #[must_use]
-    #[expect(clippy::cast_possible_truncation, reason = "below COUNT")]
-    pub fn new(uses: u32, length: PromptLength, hint: ReturnHint) -> Self {
+    pub fn new(uses: u32, prompt: PromptDescription) -> Self {
         let range = (uses.max(1) as usize - 1).min(USE_RANGES - 1);
-        Self(((range * LENGTHS + length as usize) * HINTS + hint as usize) as u8)
+        let hint = match prompt.hint {
+            ReturnHint::Unknown => return Self::at(range * LENGTHS + prompt.length as usize),
+            ReturnHint::Never => 0,
+            ReturnHint::Expected => 1,
+        };
+        Self::hinted(hint, prompt.tenants.number(), range)
     }
 
-    /// The class of a block of this class after its next use.
+    fn hinted(hint: usize, bucket: usize, range: usize) -> Self {
+        Self::at(UNHINTED + (hint * TenantBucket::COUNT + bucket) * USE_RANGES + range)
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "below COUNT")]
+    fn at(index: usize) -> Self {
+        Self(index as u8)
+    }
+
+    /// Position of its range among all ranges of use counts.
+    fn use_range(self) -> usize {
+        match self.index().checked_sub(UNHINTED) {
+            None => self.index() / LENGTHS,
+            Some(hinted) => hinted % USE_RANGES,
+        }
+    }
+
+    /// The class of a block of this class after its next use, by this prompt.
     #[must_use]
-    pub fn used_again(self, length: PromptLength, hint: ReturnHint) -> Self {
+    pub fn used_again(self, prompt: PromptDescription) -> Self {
         // The range that is one larger than the present one starts with this count.
-        let range = u32::from(self.0) / (LENGTHS * HINTS) as u32;
-        Self::new(range + 2, length, hint)
+        Self::new(self.use_range() as u32 + 2, prompt)
     }
 
-    /// The class of a block of this class after more became known about its last use.
+    /// The class of a block of this class after more became known about the prompt of its last use.
     #[must_use]
-    pub fn described(self, length: PromptLength, hint: ReturnHint) -> Self {
-        let range = u32::from(self.0) / (LENGTHS * HINTS) as u32;
-        Self::new(range + 1, length, hint)
+    pub fn described(self, prompt: PromptDescription) -> Self {
+        Self::new(self.use_range() as u32 + 1, prompt)
+    }
+
+    /// The classes of the other tenants' blocks with the same hint and number of uses; none without a hint.
+    pub(crate) fn of_other_tenants(self) -> impl Iterator<Item = Self> {
+        let hinted = self.index().checked_sub(UNHINTED);
+        let hint = hinted.map(|hinted| hinted / USE_RANGES / TenantBucket::COUNT);
+        let buckets =
+            hint.into_iter().flat_map(|hint| (0..TenantBucket::COUNT).map(move |bucket| (hint, bucket)));
+        buckets
+            .map(move |(hint, bucket)| Self::hinted(hint, bucket, self.use_range()))
+            .filter(move |other| *other != self)
+    }
+
+    /// All classes, by position.
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        (0..Self::COUNT).map(Self::at)
     }
 
     /// Position among all classes, below [`Self::COUNT`].
@@ -106,29 +99,67 @@ mod tests {
 
     use super::*;
 
+    const LENGTHS: [PromptLength; 4] =
+        [PromptLength::Short, PromptLength::Medium, PromptLength::Long, PromptLength::Huge];
+
+    fn prompts() -> Vec<PromptDescription> {
+        let mut prompts = Vec::new();
+        for length in LENGTHS {
+            for hint in [ReturnHint::Unknown, ReturnHint::Never, ReturnHint::Expected] {
+                for bucket in 0..TenantBucket::COUNT as u8 {
+                    prompts.push(PromptDescription { length, hint, tenants: TenantBucket::new(bucket) });
+                }
+            }
+        }
+        prompts
+    }
+
     #[test]
     fn classes_are_distinct_and_complete() {
         let mut classes = BTreeSet::new();
         for uses in [1, 2, 3, 4] {
-            for length in [PromptLength::Short, PromptLength::Medium, PromptLength::Long, PromptLength::Huge]
-            {
-                for hint in [ReturnHint::Unknown, ReturnHint::Never, ReturnHint::Expected] {
-                    classes.insert(BlockClass::new(uses, length, hint));
-                }
-            }
+            classes.extend(prompts().into_iter().map(|prompt| BlockClass::new(uses, prompt)));
         }
-        assert_eq!(classes.len(), BlockClass::COUNT);
         assert!((0..BlockClass::COUNT).eq(classes.iter().map(|class| class.index())));
         assert_eq!(BlockClass::from_index(BlockClass::COUNT), None);
+        // Whatever number a gateway sends, the number of classes is bounded.
+        for bucket in 0..=u8::MAX {
+            let tenants = TenantBucket::new(bucket);
+            let class = BlockClass::new(
+                9,
+                PromptDescription { hint: ReturnHint::Expected, tenants, ..Default::default() },
+            );
+            assert!(classes.contains(&class));
+        }
+        // Tenants only matter with a hint.
+        let unhinted =
+            |bucket| PromptDescription { tenants: TenantBucket::new(bucket), ..Default::default() };
+        assert_eq!(BlockClass::new(1, unhinted(0)), BlockClass::new(1, unhinted(5)));
     }
 
     #[test]
     fn a_use_moves_a_block_to_the_next_range() {
-        let class = |uses| BlockClass::new(uses, PromptLength::Long, ReturnHint::Unknown);
-        for uses in 1..10 {
-            assert_eq!(class(uses).used_again(PromptLength::Long, ReturnHint::Unknown), class(uses + 1));
-            let described = BlockClass::new(uses, PromptLength::Huge, ReturnHint::Never);
-            assert_eq!(class(uses).described(PromptLength::Huge, ReturnHint::Never), described);
+        for prompt in prompts() {
+            for uses in 1..10 {
+                let class = BlockClass::new(uses, prompt);
+                assert_eq!(class.used_again(prompt), BlockClass::new(uses + 1, prompt));
+                for other in prompts() {
+                    assert_eq!(class.described(other), BlockClass::new(uses, other));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn other_tenants_have_the_same_hint_and_uses() {
+        let class = |hint, bucket| {
+            let tenants = TenantBucket::new(bucket);
+            BlockClass::new(3, PromptDescription { length: PromptLength::Long, hint, tenants })
+        };
+        assert_eq!(class(ReturnHint::Unknown, 2).of_other_tenants().count(), 0);
+        for hint in [ReturnHint::Never, ReturnHint::Expected] {
+            let others: Vec<BlockClass> = class(hint, 2).of_other_tenants().collect();
+            assert_eq!(others, [0, 1, 3, 4, 5, 6, 7].map(|bucket| class(hint, bucket)));
         }
     }
 }

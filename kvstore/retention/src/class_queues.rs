@@ -69,7 +69,7 @@ impl<Block: Copy + Eq + Hash> ClassQueues<Block> {
 
     /// The block with the smallest value; of equal ones, the least recently used. If all values are zero, this is LRU.
     pub fn least_valuable(&self, values: &RetentionValues, now_ms: u64) -> Option<Block> {
-        let classes = (0..BlockClass::COUNT).filter_map(BlockClass::from_index);
+        let classes = BlockClass::all();
         let first = |(class, queue): (BlockClass, &LinkedHashMap<Block, u64>)| {
             let (&block, &used_ms) = queue.front()?;
             Some((values.value(class, now_ms.saturating_sub(used_ms)), used_ms, block))
@@ -85,7 +85,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::block_class::{PromptLength, ReturnHint};
+    use crate::prompt_description::PromptDescription;
 
     proptest! {
         #[test]
@@ -93,7 +93,7 @@ mod tests {
             let mut queues = ClassQueues::default();
             let mut lru: Vec<u8> = Vec::new();
             for (now_ms, (block, uses)) in (0..).zip(uses) {
-                queues.insert(block, BlockClass::new(uses, PromptLength::Long, ReturnHint::Unknown), now_ms);
+                queues.insert(block, BlockClass::new(uses, PromptDescription::default()), now_ms);
                 lru.retain(|other| *other != block);
                 lru.push(block);
             }

@@ -5,10 +5,13 @@
 
 use crate::age_bins::AGE_BINS;
 use crate::block_class::BlockClass;
+use crate::prompt_description::{PromptDescription, PromptLength, ReturnHint};
 use crate::return_times::ReturnCounts;
 
 /// Changes when classes or bins mean something else.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
+/// The version without tenants: hints had no tenant, and their classes distinguished lengths.
+const WITHOUT_TENANTS: u8 = 1;
 const NUMBER: usize = size_of::<f32>();
 const RECORD: usize = 1 + NUMBER * (1 + 2 * AGE_BINS);
 
@@ -40,26 +43,45 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Box<[ReturnCounts]>, LearnedCountsE
     let Some((&[version, bins], records)) = bytes.split_first_chunk() else {
         return Err(LearnedCountsError::Damaged);
     };
-    if version != VERSION || usize::from(bins) != AGE_BINS {
+    let class_of = match version {
+        VERSION => |index: u8| BlockClass::from_index(index.into()),
+        WITHOUT_TENANTS => class_without_tenants,
+        _ => return Err(LearnedCountsError::Version),
+    };
+    if usize::from(bins) != AGE_BINS {
         return Err(LearnedCountsError::Version);
     }
     for record in records.chunks(RECORD) {
         let (index, numbers) = record.split_first().ok_or(LearnedCountsError::Damaged)?;
-        let counts = classes.get_mut(usize::from(*index)).ok_or(LearnedCountsError::Damaged)?;
+        let class = class_of(*index).ok_or(LearnedCountsError::Damaged)?;
         let (numbers, rest) = numbers.as_chunks::<NUMBER>();
         if numbers.len() != 1 + 2 * AGE_BINS || !rest.is_empty() {
             return Err(LearnedCountsError::Damaged);
         }
-        let ReturnCounts { uses, returns, absent_s } = counts;
+        let ReturnCounts { uses, returns, absent_s } = &mut classes[class.index()];
         let targets = std::iter::once(uses).chain(returns).chain(absent_s);
         for (target, number) in targets.zip(numbers) {
-            *target = f64::from(f32::from_le_bytes(*number));
-            if !target.is_finite() || *target < 0.0 {
+            let number = f64::from(f32::from_le_bytes(*number));
+            if !number.is_finite() || number < 0.0 {
                 return Err(LearnedCountsError::Damaged);
             }
+            // Several classes of the version without tenants are one now.
+            *target += number;
         }
     }
     Ok(classes.into())
+}
+
+/// The present class of one of the version without tenants.
+fn class_without_tenants(index: u8) -> Option<BlockClass> {
+    const LENGTHS: [PromptLength; 4] =
+        [PromptLength::Short, PromptLength::Medium, PromptLength::Long, PromptLength::Huge];
+    const HINTS: [ReturnHint; 3] = [ReturnHint::Unknown, ReturnHint::Never, ReturnHint::Expected];
+    let index = usize::from(index);
+    let (prompt, hint) = (index / HINTS.len(), HINTS[index % HINTS.len()]);
+    let (range, length) = (prompt / LENGTHS.len(), LENGTHS[prompt % LENGTHS.len()]);
+    let description = PromptDescription { length, hint, ..PromptDescription::default() };
+    (range < 4).then(|| BlockClass::new(range as u32 + 1, description))
 }
 
 #[cfg(test)]
@@ -103,6 +125,27 @@ mod tests {
                 prop_assert!(classes.iter().all(|counts| counts.uses.is_finite() && counts.uses >= 0.0));
             }
         }
+    }
+
+    #[test]
+    fn counts_without_tenants_are_read() {
+        let record = |index: u8, uses: f32| {
+            let numbers = std::iter::once(uses).chain([2.0; 2 * AGE_BINS]);
+            std::iter::once(index).chain(numbers.flat_map(f32::to_le_bytes)).collect::<Vec<u8>>()
+        };
+        // Blocks used twice, of short and long prompts: without a hint, and expected.
+        let records = [record(12, 5.0), record(14, 7.0), record(18, 1.0), record(20, 3.0)].concat();
+        let classes = decode(&[vec![WITHOUT_TENANTS, AGE_BINS as u8], records].concat()).unwrap();
+        let uses = |length, hint| {
+            let description = PromptDescription { length, hint, ..PromptDescription::default() };
+            classes[BlockClass::new(2, description).index()].uses
+        };
+        assert_eq!(uses(PromptLength::Short, ReturnHint::Unknown), 5.0);
+        assert_eq!(uses(PromptLength::Long, ReturnHint::Unknown), 1.0);
+        assert_eq!(uses(PromptLength::Huge, ReturnHint::Expected), 10.0, "the sum of both lengths");
+        assert_eq!(classes.iter().filter(|counts| counts.uses > 0.0).count(), 3);
+        let unknown = [vec![WITHOUT_TENANTS, AGE_BINS as u8], record(48, 1.0)].concat();
+        assert_eq!(decode(&unknown), Err(LearnedCountsError::Damaged));
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //!
 //! | part | subject |
 //! |---|---|
+//! | `prompt_description` | what is known about the prompt that uses a block |
 //! | `block_class` | what is known of a block when it is used |
 //! | `age_bins` | logarithmic bins of times |
 //! | `sampled_blocks` | a bounded sample of all blocks, whether they are stored or not |
@@ -20,14 +21,16 @@ mod age_bins;
 mod block_class;
 mod class_queues;
 mod learned_counts;
+mod prompt_description;
 mod retention_values;
 mod return_times;
 mod sampled_blocks;
 mod trial;
 
-pub use self::block_class::{BlockClass, PromptLength, ReturnHint};
+pub use self::block_class::BlockClass;
 pub use self::class_queues::ClassQueues;
 pub use self::learned_counts::LearnedCountsError;
+pub use self::prompt_description::{PromptDescription, PromptLength, ReturnHint, TenantBucket};
 pub use self::retention_values::RetentionValues;
 pub use self::return_times::ReturnTimeLearner;
 pub use self::trial::TrialHits;

@@ -7,8 +7,8 @@ use crate::retention_values::{RetentionValues, ReturnHazards};
 use crate::sampled_blocks::{SampledBlocks, SampledUse};
 use crate::trial::{RetentionTrial, TrialHits};
 
-/// Weight of all classes' return rates in that of one class, in blocks: a class with few blocks is treated like the
-/// average.
+/// Weight of the average return rates in those of one class, in blocks: a class with few blocks is treated like the average. That is
+/// the average of the other tenants' hints, for a hint; otherwise, and if those have few blocks too, of all classes.
 const POOLED_BLOCKS: f64 = 20.0;
 
 /// If a class has more uses, all of its counts are halved, so that old ones lose their weight.
@@ -44,7 +44,7 @@ impl ReturnCounts {
         }
     }
 
-    /// Returns per second of absence, by age. `pooled` are the rates of all classes.
+    /// Returns per second of absence, by age. `pooled` are those of the average.
     fn rates(&self, pooled: &[f64; AGE_BINS]) -> [f64; AGE_BINS] {
         std::array::from_fn(|bin| {
             let pooled_s = POOLED_BLOCKS * length_s(bin);
@@ -136,7 +136,11 @@ impl ReturnTimeLearner {
             all.add(class);
         }
         let pooled = all.rates(&[0.0; AGE_BINS]);
-        self.values = RetentionValues::of_hazards(classes.iter().map(|class| class.hazards(&pooled)));
+        self.values = RetentionValues::of_hazards(BlockClass::all().map(|class| {
+            let mut others = ReturnCounts::NONE;
+            class.of_other_tenants().for_each(|other| others.add(&classes[other.index()]));
+            classes[class.index()].hazards(&others.rates(&pooled))
+        }));
         let capacity = stored as f64 * sample.share();
         self.trial.resize(capacity as usize, |hash| sample.is_sampled(hash));
         let TrialHits { lru, learned, .. } = self.trial.hits();
@@ -182,10 +186,20 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::block_class::{PromptLength, ReturnHint};
+    use crate::prompt_description::{PromptDescription, PromptLength, ReturnHint, TenantBucket};
 
     fn class(uses: u32) -> BlockClass {
-        BlockClass::new(uses, PromptLength::Short, ReturnHint::Unknown)
+        BlockClass::new(uses, PromptDescription::default())
+    }
+
+    /// The class of a block that is used once, with a hint by a tenant of this bucket.
+    fn hinted_by(bucket: u8, hint: ReturnHint) -> BlockClass {
+        let tenants = TenantBucket::new(bucket);
+        BlockClass::new(1, PromptDescription { length: PromptLength::Long, hint, tenants })
+    }
+
+    fn hinted(hint: ReturnHint) -> BlockClass {
+        hinted_by(0, hint)
     }
 
     #[test]
@@ -210,7 +224,6 @@ mod tests {
     fn hints_count_as_much_as_they_prove_right() {
         let mut learner = ReturnTimeLearner::new(100_000);
         let mut random = fastrand::Rng::with_seed(2);
-        let hinted = |hint| BlockClass::new(1, PromptLength::Long, hint);
         for number in 0..10_000_u64 {
             let now_ms = number * 100;
             for (hint, probability) in [(ReturnHint::Never, 0.5), (ReturnHint::Expected, 0.5)] {
@@ -225,6 +238,48 @@ mod tests {
         let [never, expected] =
             [ReturnHint::Never, ReturnHint::Expected].map(|hint| values.value(hinted(hint), 1_000));
         assert!((0.9..1.1).contains(&(never / expected)), "{never} {expected}");
+    }
+
+    /// Observes blocks with the hint that they return: those of bucket 1 do, those of bucket 2 do not.
+    fn learner_of_a_right_and_a_wrong_tenant(blocks: u64, wrong_per_right: u64) -> ReturnTimeLearner {
+        let mut learner = ReturnTimeLearner::new(100_000);
+        let mut random = fastrand::Rng::with_seed(4);
+        for number in 0..blocks {
+            let now_ms = number * 1_000;
+            let returning = random.u64(..);
+            learner.record_use(now_ms, returning, hinted_by(1, ReturnHint::Expected));
+            learner.record_use(now_ms + 30_000, returning, class(8));
+            for _ in 0..wrong_per_right {
+                learner.record_use(now_ms, random.u64(..), hinted_by(2, ReturnHint::Expected));
+            }
+        }
+        learner
+    }
+
+    #[test]
+    fn wrong_hints_of_a_tenant_devalue_only_its_own() {
+        let value = |wrong_per_right, bucket| {
+            let mut learner = learner_of_a_right_and_a_wrong_tenant(1_000, wrong_per_right);
+            learner.values(1_100_000, 2_000).value(hinted_by(bucket, ReturnHint::Expected), 1_000)
+        };
+        let alone = value(0, 1);
+        for wrong_per_right in [1, 5] {
+            let [right, wrong] = [1, 2].map(|bucket| value(wrong_per_right, bucket));
+            assert!((0.95..1.05).contains(&(right / alone)), "{right} of {alone}");
+            assert!(wrong < alone / 20.0, "{wrong} of {alone}");
+        }
+    }
+
+    #[test]
+    fn hints_of_a_new_tenant_count_like_the_average() {
+        let value = |wrong_per_right, bucket| {
+            let mut learner = learner_of_a_right_and_a_wrong_tenant(1_000, wrong_per_right);
+            learner.values(1_100_000, 2_000).value(hinted_by(bucket, ReturnHint::Expected), 1_000)
+        };
+        // One tenant is right: so is the new one, until it has proved otherwise.
+        assert!(value(0, 5) > 0.9 * value(0, 1));
+        // Half of the hints are wrong: in between.
+        assert!((0.2..0.8).contains(&(value(1, 5) / value(1, 1))), "{}", value(1, 5) / value(1, 1));
     }
 
     #[test]
@@ -253,7 +308,6 @@ mod tests {
     fn descriptions_after_a_use_are_no_return() {
         let mut learner = ReturnTimeLearner::new(100_000);
         let mut random = fastrand::Rng::with_seed(3);
-        let hinted = |hint| BlockClass::new(1, PromptLength::Long, hint);
         for number in 0..10_000_u64 {
             let (now_ms, hash) = (number * 100, random.u64(..));
             learner.record_use(now_ms, hash, hinted(ReturnHint::Unknown));

@@ -309,6 +309,14 @@ pub enum ReturnHint {
     Expected,
 }
 
+/// Number of buckets that gateways divide tenants into. Names of tenants are not sent.
+pub const TENANT_BUCKETS: u8 = 7;
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde requires")]
+fn is_zero(number: &u8) -> bool {
+    *number == 0
+}
+
 /// The body of `POST /api/v1/describe_prompts`, an extension of Moongate's master: prompts that have been used.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DescribePromptsRequest<'a> {
@@ -325,6 +333,10 @@ pub struct DescribedPrompt<'a> {
     pub elapsed_ms: u64,
     #[serde(default)]
     pub returns: ReturnHint,
+    /// Which of [`TENANT_BUCKETS`] buckets the client's tenant belongs to, counted from 1; 0 without a tenant. Hints of one bucket do
+    /// not devalue those of another.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub tenant_bucket: u8,
     /// The parts of every block: what the object's key has before and after the block's hash.
     #[serde(borrow)]
     pub parts: Vec<[Cow<'a, str>; 2]>,
@@ -354,4 +366,21 @@ pub struct DescribedObjects {
     pub existing: u64,
     /// Number of objects that will be described when they are written.
     pub announced: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_without_tenant_is_that_of_older_releases() {
+        let text = r#"{"tokens":9,"elapsed_ms":1,"returns":"never","parts":[["a","b"]],"hashes":["c"]}"#;
+        let prompt: DescribedPrompt<'_> = serde_json::from_str(text).unwrap();
+        assert_eq!(prompt.tenant_bucket, 0);
+        assert_eq!(serde_json::to_string(&prompt).unwrap(), text);
+        let of_tenant = DescribedPrompt { tenant_bucket: 3, ..prompt };
+        let text = serde_json::to_string(&of_tenant).unwrap();
+        assert!(text.contains(r#""tenant_bucket":3"#), "{text}");
+        assert_eq!(serde_json::from_str::<DescribedPrompt<'_>>(&text).unwrap(), of_tenant);
+    }
 }

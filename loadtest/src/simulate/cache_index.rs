@@ -243,8 +243,11 @@ mod tests {
         }
         let mut hits = [TierHits::default(); 2];
         let StoredPrompt { runs, .. } = view.predict(&[0, 1, 2, 3, 4, 5], 512, 6 * 512, &mut hits);
-        assert_eq!(hits[0], TierHits { l1_tokens: 1_024, l2_tokens: 512, l3_tokens: 512 });
-        assert_eq!(hits[1], TierHits { l1_tokens: 0, l2_tokens: 0, l3_tokens: 2_048 });
+        assert_eq!(
+            hits[0],
+            TierHits { l1_tokens: 1_024, l2_tokens: 512, l3_tokens: 512, ..TierHits::default() }
+        );
+        assert_eq!(hits[1], TierHits { l3_tokens: 2_048, ..TierHits::default() });
         assert_eq!(runs.iter().map(|run| (run.first_token, run.tokens)).collect::<Vec<_>>(), [(0, 2_048)]);
         // The last token is always computed.
         let mut hits = [TierHits::default(); 2];

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use clap::ValueEnum;
 use moongate_retention::{
-    BlockClass, ClassQueues, PromptLength, RetentionValues, ReturnHint, ReturnTimeLearner,
+    BlockClass, ClassQueues, PromptDescription, PromptLength, RetentionValues, ReturnHint, ReturnTimeLearner,
 };
 
 use super::workload::SimulatedWorkload;
@@ -36,6 +36,12 @@ pub(crate) struct BlockUse {
     pub(crate) now_ms: u64,
     pub(crate) length: PromptLength,
     pub(crate) hint: ReturnHint,
+}
+
+impl BlockUse {
+    fn prompt(self) -> PromptDescription {
+        PromptDescription { length: self.length, hint: self.hint, ..PromptDescription::default() }
+    }
 }
 
 /// A bounded set of blocks.
@@ -89,10 +95,10 @@ impl StoreCache {
 
     /// Records that a request looked these blocks up, whether they are stored or not.
     pub(crate) fn record_use(&mut self, blocks: &[u32], block_use: BlockUse) {
-        let BlockUse { now_ms, length, hint } = block_use;
+        let (now_ms, prompt) = (block_use.now_ms, block_use.prompt());
         // From the end, so that a prefix is newer than what follows it.
         for &block in blocks.iter().rev() {
-            match self.queues.class(block).map(|class| class.used_again(length, hint)) {
+            match self.queues.class(block).map(|class| class.used_again(prompt)) {
                 Some(class) => {
                     self.learner.record_use(now_ms, block_hash(block), class);
                     self.queues.insert(block, class, now_ms);
@@ -105,17 +111,17 @@ impl StoreCache {
     /// Records what is known about a prompt whose request arrived at `arrived_ms`, as a gateway reports it: blocks that were
     /// neither looked up nor written since then count as used now.
     pub(crate) fn describe(&mut self, blocks: &[u32], arrived_ms: u64, block_use: BlockUse) {
-        let BlockUse { now_ms, length, hint } = block_use;
+        let (now_ms, prompt) = (block_use.now_ms, block_use.prompt());
         for &block in blocks.iter().rev() {
             let (Some(class), Some(used_ms)) = (self.queues.class(block), self.queues.used_ms(block)) else {
                 continue;
             };
             let class = if used_ms < arrived_ms {
-                let class = class.used_again(length, hint);
+                let class = class.used_again(prompt);
                 self.learner.record_use(now_ms, block_hash(block), class);
                 class
             } else {
-                let class = class.described(length, hint);
+                let class = class.described(prompt);
                 self.learner.record_description(now_ms, block_hash(block), class);
                 class
             };
@@ -137,13 +143,13 @@ impl StoreCache {
             total <= self.capacity
         });
         let blocks = &blocks[..fitting.count()];
-        let BlockUse { now_ms, length, hint } = block_use;
+        let (now_ms, prompt) = (block_use.now_ms, block_use.prompt());
         for &block in blocks.iter().rev() {
             if let Some(class) = self.queues.class(block) {
                 self.queues.insert(block, class, now_ms);
                 continue;
             }
-            let class = BlockClass::new(1, length, hint);
+            let class = BlockClass::new(1, prompt);
             self.learner.record_use(now_ms, block_hash(block), class);
             let size = tokens(block);
             self.stored.insert(block, size);

@@ -3,10 +3,8 @@
 use super::column_table::{EngineSlot, contains, members, set_bit};
 use super::indices::PlacementIndex;
 use super::placement_table::PlacementSets;
-use super::{KvBlockIndex, StoredBlockLocation};
+use super::{BATCH, KvBlockIndex, StoredBlockLocation};
 
-/// Blocks searched before any result is used, so that their cache misses overlap.
-const BATCH: usize = 64;
 /// Blocks per step: about two microseconds.
 const BLOCKS_PER_STEP: usize = 64;
 /// Restarts of a stepwise lookup after concurrent changes of the index; after that it finishes in one step.
@@ -48,7 +46,7 @@ pub struct IndexLookup {
 }
 
 #[derive(Debug, Clone, Default)]
-struct LookupScan {
+pub(super) struct LookupScan {
     /// Columns of engines whose L1 has all blocks so far.
     in_l1: Vec<u64>,
     /// Columns of engines that have all blocks so far.
@@ -149,16 +147,12 @@ impl KvBlockIndex {
         out.engines.clear();
         out.engines.resize(self.columns.engines(), EngineHits::default());
         out.shared.clear();
-        let words = self.columns.serving().len();
         let scan = &mut out.scan;
         for set in [&mut scan.in_l1, &mut scan.in_local] {
             set.clear();
             set.extend_from_slice(self.columns.serving());
         }
-        for set in [&mut scan.l1, &mut scan.local] {
-            set.clear();
-            set.resize(words, 0);
-        }
+        scan.resize(self.columns.serving().len());
         scan.scanned = 0;
         scan.longest = scan.in_local.iter().all(|&word| word == 0).then_some(0);
     }
@@ -195,7 +189,7 @@ impl KvBlockIndex {
     }
 
     /// Engines that have the block, as sets of current columns.
-    fn load(&self, id: PlacementIndex, scan: &mut LookupScan) {
+    pub(super) fn load(&self, id: PlacementIndex, scan: &mut LookupScan) {
         let PlacementSets { l1, l2 } = self.placements.sets(id);
         for ((l1, l2), (to_l1, to_own)) in l1.iter().zip(l2).zip(scan.l1.iter_mut().zip(&mut scan.local)) {
             *to_l1 = *l1;
@@ -242,6 +236,19 @@ impl KvBlockIndex {
 }
 
 impl LookupScan {
+    /// Sets the size of the sets of one block's columns, in words.
+    pub(super) fn resize(&mut self, words: usize) {
+        for set in [&mut self.l1, &mut self.local] {
+            set.clear();
+            set.resize(words, 0);
+        }
+    }
+
+    /// Columns of engines with the loaded block.
+    pub(super) fn local(&self) -> &[u64] {
+        &self.local
+    }
+
     /// Adds blocks of one placement to the store's runs. Returns whether they extend anything.
     fn extend_runs(
         &self,

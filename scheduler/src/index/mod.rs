@@ -12,9 +12,11 @@
 //! steps while [`KvBlockIndex::needs_sweep`]. A lookup can also run in steps, for an owner that shares the index behind
 //! a lock.
 
+mod cache_groups;
 mod column_table;
 mod eviction;
 mod hash_table;
+mod holders;
 mod indices;
 mod lookup;
 mod namespace;
@@ -26,7 +28,9 @@ mod step_tests;
 #[cfg(test)]
 mod tests;
 
+pub use cache_groups::{CacheGroup, GroupReuse, reusable_tokens};
 pub use column_table::{EngineCacheTier, EngineSlot};
+pub use holders::BlockHolders;
 pub use lookup::{EngineHits, IndexLookup, StoreBlockRun};
 pub use namespace::BlockHashNamespace;
 pub use store_blocks::{BlockPartIndex, MAX_PARTS, StoreNodeSlot, StoredBlockLocation};
@@ -37,6 +41,9 @@ use hash_table::{CompactHashTable, TablePosition};
 use indices::PlacementIndex;
 use placement_table::{BlockPlacement, PlacementSets, PlacementTable};
 use store_blocks::SharedStoreState;
+
+/// Blocks searched before any result is used, so that their cache misses overlap.
+const BATCH: usize = 64;
 
 /// The source of a reconciliation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -17,6 +17,13 @@ impl BlockHashNamespace {
         }))
     }
 
+    /// The namespace of one of an engine's KV-cache groups, whose blocks have equal hashes. Group 0 has this namespace
+    /// itself, as the blocks of a model without groups.
+    #[must_use]
+    pub fn in_group(self, group: u32) -> Self {
+        if group == 0 { self } else { Self(mix(self.0 ^ u64::from(group))) }
+    }
+
     /// The index key of a block with this 64-bit hash. The mapping is injective within a namespace.
     #[inline]
     #[must_use]
@@ -39,6 +46,9 @@ mod tests {
         let distinct: BTreeSet<u64> = all.iter().map(|parts| BlockHashNamespace::new(parts).0).collect();
         assert_eq!(distinct.len(), all.len());
         assert_ne!(BlockHashNamespace::new(&["a"]).key(1), BlockHashNamespace::new(&["b"]).key(1));
+        let space = BlockHashNamespace::new(&["a"]);
+        let groups: BTreeSet<u64> = (0..8).map(|group| space.in_group(group).0).collect();
+        assert_eq!((groups.len(), space.in_group(0)), (8, space));
     }
 
     #[test]

@@ -68,7 +68,8 @@ impl PolicyFixture {
     }
 
     pub(super) fn set_cached(&mut self, index: usize, l1_tokens: u32, l2_tokens: u32, l3_tokens: u32) {
-        self.prediction.per_instance[index] = TierHits { l1_tokens, l2_tokens, l3_tokens };
+        self.prediction.per_instance[index] =
+            TierHits { l1_tokens, l2_tokens, l3_tokens, ..TierHits::default() };
     }
 
     /// Sets a prefill's number of requests without a first token.

@@ -385,6 +385,7 @@ fn build_decision(input: &PolicyInput<'_>, policy: PolicyName, choice: EngineCho
         engine_priority: None,
         predicted_ttft: None,
         expected_ttft,
+        pending_tokens: input.prediction.hits(entry).pending_tokens,
         explanation,
     })
 }

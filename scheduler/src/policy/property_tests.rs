@@ -5,6 +5,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::PolicyName;
+use crate::attempt::AttemptId;
 use crate::cache_params::EngineCacheParams;
 use crate::decision::EngineRoute;
 use crate::fleet::{
@@ -14,7 +15,7 @@ use crate::fleet::{
 use crate::options::SchedulerOptions;
 use crate::prediction::{CacheHitPrediction, TierHits};
 use crate::request::RequestProfile;
-use crate::scheduler::{AttemptId, ScheduleRequest, Scheduler, SchedulerEvent};
+use crate::scheduler::{ScheduleRequest, Scheduler, SchedulerEvent};
 
 const ENGINES: usize = 10;
 
@@ -83,7 +84,12 @@ fn cluster(fleet: &[GeneratedEngine]) -> SchedulableFleet {
 }
 
 fn schedule_request(step: &GeneratedStep, engines: usize) -> ScheduleRequest {
-    let hits = |&(l1_tokens, l2_tokens, l3_tokens): &_| TierHits { l1_tokens, l2_tokens, l3_tokens };
+    let hits = |&(l1_tokens, l2_tokens, l3_tokens): &_| TierHits {
+        l1_tokens,
+        l2_tokens,
+        l3_tokens,
+        ..TierHits::default()
+    };
     // Prompts share their first block.
     let pages = (0..step.pages).map(|index| if index == 0 { 0 } else { step.branch * 1000 + index });
     ScheduleRequest {

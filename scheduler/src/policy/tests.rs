@@ -217,7 +217,7 @@ fn names_parse_back() {
 fn reservation_excludes_cached_tokens() {
     let cluster = pairs_fleet();
     let request = request();
-    let hits = crate::prediction::TierHits { l1_tokens: 600, l2_tokens: 0, l3_tokens: 200 };
+    let hits = crate::prediction::TierHits { l1_tokens: 600, l3_tokens: 200, ..Default::default() };
     let prediction = CacheHitPrediction { per_instance: vec![hits; 4], ..CacheHitPrediction::default() };
     let input = PolicyInput {
         request: &request,

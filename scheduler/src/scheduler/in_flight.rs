@@ -6,6 +6,8 @@ use crate::decode_tracker::DecodingRequest;
 use crate::estimate::{EngineView, PrefillEstimate};
 use crate::fleet::{InstanceIndex, InstanceRole};
 use crate::load_tracker::{CompletedPrefill, SentPrefill};
+use crate::prediction::CacheHitPrediction;
+use crate::request::RequestProfile;
 use crate::seconds::Seconds;
 
 /// Weight of a new request in the average uncached share.
@@ -39,7 +41,7 @@ impl Scheduler {
         decision: &RoutingDecision,
     ) {
         self.refresh_loads(now);
-        self.track(now, attempt, submission, decision);
+        self.track(now, attempt, (&submission.request, &submission.prediction), decision);
     }
 
     /// Whether a request was sent and has not ended.
@@ -55,6 +57,7 @@ impl Scheduler {
         if !std::mem::take(&mut sent.prefilling) {
             return;
         }
+        self.pending.computed(now, attempt);
         if sent.tracks_decoding
             && let Some(book) = sent.decode.and_then(|ix| self.engines.get_mut(ix.as_usize()))
         {
@@ -90,6 +93,7 @@ impl Scheduler {
     /// number of generated tokens of all its sequences.
     pub fn response_complete(&mut self, now: Seconds, attempt: AttemptId, output_tokens: u64) {
         let Some(sent) = self.in_flight.get_mut(&attempt) else { return };
+        self.pending.computed(now, attempt);
         let Some(ix) = sent.decode else { return };
         let (Some(book), Some(models)) = (self.engines.get_mut(ix.as_usize()), self.groups.models_mut(ix))
         else {
@@ -110,6 +114,7 @@ impl Scheduler {
 
     /// Records the end of a request, whatever its outcome: its load is removed, or it leaves the queue.
     pub fn ended(&mut self, now: Seconds, attempt: AttemptId) {
+        self.pending.ended(attempt);
         let Some(sent) = self.in_flight.remove(&attempt) else {
             self.queued.retain(|queued| queued.attempt != attempt);
             return;
@@ -150,18 +155,18 @@ impl Scheduler {
         &mut self,
         now: Seconds,
         attempt: AttemptId,
-        submission: &ScheduleRequest,
+        (request, prediction): (&RequestProfile, &CacheHitPrediction),
         decision: &RoutingDecision,
     ) {
         let (entry, exit) = (decision.route.prefill_instance(), decision.route.decode_instance());
-        let sequences = submission.request.sequences.max(1);
+        self.pending.add(attempt, entry, &prediction.pages);
+        let sequences = request.sequences.max(1);
         if let (Some(book), Some(load), Some(instance)) = (
             self.engines.get_mut(entry.as_usize()),
             self.loads.get(entry.as_usize()),
             self.cluster.get(entry),
         ) {
-            let input_tokens = submission.request.total_input_tokens();
-            let prediction = &submission.prediction;
+            let input_tokens = request.total_input_tokens();
             let estimate = PrefillEstimate::new(
                 input_tokens,
                 prediction,

@@ -313,3 +313,33 @@ proptest! {
         prop_assert!(scheduler.engines.iter().all(EngineLoadTracker::is_empty));
     }
 }
+
+/// Requests with a new prefix that arrive together: the second one finds what the first one is computing.
+#[test]
+fn burst_with_one_prefix_goes_to_one_engine() {
+    let mut scheduler = scheduler(PolicyName::Predictive, &["p0", "p1", "d"]);
+    let submission = |last: u64| {
+        let mut submission = submission(20_000);
+        submission.prediction.pages = (0..19).chain([last]).collect();
+        submission.prediction.page_tokens = 1_000;
+        submission
+    };
+    let mut sent = |now: Seconds, attempt: u64, submission: ScheduleRequest| {
+        scheduler.submit(now, AttemptId(attempt), submission);
+        let events = poll(&mut scheduler, now);
+        let [SchedulerEvent::Send { decision, .. }] = &events[..] else {
+            // It waits until the engine with its prefix is free.
+            scheduler.first_token(now + 10.0, AttemptId(attempt - 1), None);
+            let [SchedulerEvent::Send { decision, .. }] = &poll(&mut scheduler, now + 10.0)[..] else {
+                panic!("not sent: {events:?}")
+            };
+            return (decision.route.prefill_instance(), decision.pending_tokens);
+        };
+        (decision.route.prefill_instance(), decision.pending_tokens)
+    };
+    let (first, pending) = sent(0.0, 1, submission(100));
+    assert_eq!(pending, 0);
+    assert_eq!(sent(0.1, 2, submission(101)), (first, 19_000));
+    let other = ScheduleRequest { prediction: CacheHitPrediction::default(), ..submission(0) };
+    assert_ne!(sent(10.2, 3, other).0, first);
+}

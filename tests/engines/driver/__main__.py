@@ -14,22 +14,29 @@ import time
 from functools import partial
 from pathlib import Path
 
+from alone import prompts_computed_by_decode
 from beside import BESIDE_CHECKS, Beside
 from checks import CHECKS, Context, warm_up
 from direct import StandIn
 from hits import HIT_CHECKS, TOKEN_CHECKS, Hits
 from pairs import GATEWAY_PORT, HOST, MASTER, PAIRS, Pair
 from processes import Processes, Running, Server, StartFailed
+from variant_checks import VARIANT_CHECKS
+from variants import VARIANTS
 
 
 def gateway(
-    pair: Pair, name: str = "gateway", port: int = GATEWAY_PORT, tokens: list[str] | None = None
+    pair: Pair,
+    name: str = "gateway",
+    port: int = GATEWAY_PORT,
+    tokens: list[str] | None = None,
+    flags: list[str] | None = None,
 ) -> Server:
     """Its admin listener is at the next port. `tokens` as in `Pair.gateway_flags`."""
     listen = ["--listen", f"{HOST}:{port}", "--admin-listen", f"{HOST}:{port + 1}"]
     return Server(
         name=name,
-        command=[os.environ["MOONGATE_BIN"], "gateway", *listen, *pair.gateway_flags(tokens)],
+        command=[os.environ["MOONGATE_BIN"], "gateway", *listen, *pair.gateway_flags(tokens), *(flags or [])],
         ready_url=f"http://{HOST}:{port}/ready",
         ready_seconds=60,
     )
@@ -79,11 +86,18 @@ def run_checks(pair: Pair, report: Report, processes: Processes, direct: bool) -
             given, checks = context, CHECKS
             if pair.predicted:
                 given = Hits(pair, processes, partial(gateway, pair))
-                checks = TOKEN_CHECKS if pair.tokens_only else HIT_CHECKS
+                checks = TOKEN_CHECKS if pair.tokens_only else VARIANT_CHECKS.get(report.mode, HIT_CHECKS)
             elif pair.lora_file:
                 given, checks = Beside(pair, processes), BESIDE_CHECKS
             for check in checks:
                 report.run(check.__name__, lambda check=check: check(given))
+            if given is context and pair.engine == "vllm" and not (direct or pair.tokens_only):
+                target = ["--tpot-target", "10s"]
+                second = processes.start(gateway(pair, "gateway-with-target", GATEWAY_PORT + 10, flags=target))
+                processes.await_ready(second)
+                report.run(
+                    "prompts computed by decode", lambda: prompts_computed_by_decode(context, processes, second)
+                )
         if not direct:
             report.run("the gateway stops", lambda: stops_cleanly(processes, running))
     if report.failed:
@@ -93,7 +107,8 @@ def run_checks(pair: Pair, report: Report, processes: Processes, direct: bool) -
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("mode", choices=PAIRS)
+    modes = PAIRS | VARIANTS
+    arguments.add_argument("mode", choices=modes)
     arguments.add_argument("--direct", action="store_true", help="a stand-in for the gateway")
     arguments.add_argument("--hold", action="store_true", help="start the engines, and wait for Ctrl-C")
     arguments.add_argument("--our-master", action="store_true", help="`moongate master` for mooncake_master")
@@ -107,7 +122,7 @@ def main() -> int:
     logs = installed / "logs" / given.mode
     report = Report(given.mode)
     with Processes(logs) as processes:
-        pair = PAIRS[given.mode](installed, logs)
+        pair = modes[given.mode](installed, logs)
         try:
             for server in pair.before:
                 processes.await_ready(processes.start(server))

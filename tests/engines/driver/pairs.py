@@ -49,6 +49,8 @@ class Pair:
     store_node: Server | None = None
     # Sidecars register both engines, which do prefill and decode alike; where the first one's LoRA adapters are listed.
     lora_file: Path | None = None
+    # Whether prefill and decode are names of two engines that do both.
+    both_do_both: bool = False
 
     def gateway_flags(self, tokens: list[str] | None = None) -> list[str]:
         """`tokens` are the flags for tokens of texts. Without: from the model's folder and nowhere else."""
@@ -61,6 +63,8 @@ class Pair:
             hits = [*tokens, *(["--mooncake-admin", f"{HOST}:{MASTER_HTTP_PORT}"] if self.store_node else [])]
         if self.decode is None:
             return ["--worker", PREFILL, *hits]
+        if self.both_do_both:
+            return ["--worker", PREFILL, "--worker", DECODE, *hits]
         comma = f",{self.bootstrap_port}" if self.bootstrap_port else ""
         return ["--prefill", f"{PREFILL}{comma}", "--decode", DECODE, *hits]
 
@@ -82,6 +86,7 @@ def vllm(
     flags: list[str] | None = None,
     kv_bytes: int = 128 << 20,
     hash_algorithm: str | None = "sha256_cbor",
+    model: str = "tiny-qwen3",
 ) -> Server:
     hashing = [] if hash_algorithm is None else ["--prefix-caching-hash-algo", hash_algorithm]
     venv = installed / "vllm"
@@ -90,10 +95,11 @@ def vllm(
         ready_url=f"http://{HOST}:{port}/health",
         ready_seconds=READY_SECONDS,
         command=[
-            *(str(venv / "bin/vllm"), "serve", str(installed / "model/tiny-qwen3")),
+            *(str(venv / "bin/vllm"), "serve", str(installed / "model" / model)),
             *("--served-model-name", "tiny", "--host", HOST, "--port", str(port)),
             *("--dtype", "float32", "--enforce-eager", "--max-model-len", str(CONTEXT), "--max-num-seqs", "16"),
-            *("--block-size", "32", "--kv-cache-memory-bytes", str(kv_bytes)),
+            *(["--block-size", "32"] if model == "tiny-qwen3" else []),
+            *("--kv-cache-memory-bytes", str(kv_bytes)),
             *("--enable-prefix-caching", *hashing),
             "--enable-prompt-tokens-details",
             *(["--kv-transfer-config", json.dumps(transfer)] if transfer else []),

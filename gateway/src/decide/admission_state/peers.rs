@@ -133,6 +133,7 @@ impl AdmissionState {
             engine_priority: message.engine_priority,
             predicted_ttft: message.predicted_ttft,
             expected_ttft: message.expected_ttft,
+            pending_tokens: 0,
             explanation: DecisionExplanation {
                 policy: queue.policy(),
                 reason: "decided by the leading gateway",

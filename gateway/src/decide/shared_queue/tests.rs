@@ -81,22 +81,7 @@ fn any_event() -> impl Strategy<Value = QueueEvent> {
 }
 
 fn engine(name: &str, role: EngineRole, port: u16) -> Arc<EngineInstance> {
-    let facts = EngineFacts {
-        engine: EngineKind::Sglang,
-        version: String::new(),
-        models: vec!["m".to_owned()],
-        reported_role: None,
-        dp_size: 1,
-        page_size: None,
-        context_length: None,
-        tokenizer: None,
-        transfer: None,
-        hashing: None,
-        events: None,
-        host_cache: None,
-        store: None,
-        priority_order: None,
-    };
+    let facts = EngineFacts { models: vec!["m".to_owned()], ..EngineFacts::unreported(EngineKind::Sglang) };
     Arc::new(EngineInstance {
         id: InstanceId::from(name),
         role,

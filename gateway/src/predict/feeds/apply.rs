@@ -5,37 +5,61 @@ use std::sync::Arc;
 use mooncake_wire::events::{BlockHashes, EngineEvent, EngineEventBatch, EventDecodeError, StorageMedium};
 use moongate_scheduler::index::{BlockHashNamespace, EngineCacheTier, EngineSlot};
 
-use crate::kv_index::KvIndex;
+use crate::kv_index::{BlockKeyspace, EngineCacheGroups, EngineHashRule, HashRuleStatus, KvIndex};
 
 /// Blocks that are looked up before any is changed.
 const BLOCK_BATCH: usize = 64;
 
 /// The target of one engine's events.
 #[derive(Debug, Clone)]
-pub(super) struct EngineEventApplier {
-    pub(super) index: Arc<KvIndex>,
-    pub(super) slot: EngineSlot,
-    pub(super) namespace: BlockHashNamespace,
+pub(crate) struct EngineEventApplier {
+    pub(crate) index: Arc<KvIndex>,
+    pub(crate) slot: EngineSlot,
+    pub(crate) namespace: BlockHashNamespace,
+    pub(crate) groups: Arc<EngineCacheGroups>,
+    pub(crate) hash_rule: Arc<EngineHashRule>,
+    /// How predictions hash the engine's blocks.
+    pub(crate) keyspace: Arc<BlockKeyspace>,
+}
+
+/// What was done with a message.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct AppliedEvents {
+    /// Events that could not be decoded.
+    pub(crate) undecodable: u64,
+    /// What is now known of the engine's hashes, if that has changed.
+    pub(crate) hash_rule: Option<HashRuleStatus>,
 }
 
 impl EngineEventApplier {
-    /// Applies the batch in `payload`. Returns the number of events that could not be decoded.
-    pub(super) fn apply(&self, payload: &[u8]) -> Result<u64, EventDecodeError> {
-        let mut undecodable = 0;
+    /// Applies the batch in `payload`.
+    pub(crate) fn apply(&self, payload: &[u8]) -> Result<AppliedEvents, EventDecodeError> {
+        let mut applied = AppliedEvents::default();
         for event in EngineEventBatch::decode(payload)?.events() {
             match event {
-                Ok(EngineEvent::Stored(stored)) if is_counted(stored.group) => {
-                    self.apply_blocks(stored.medium, stored.hashes, true);
+                Ok(EngineEvent::Stored(stored)) => {
+                    applied.hash_rule = self.hash_rule.check(&self.keyspace, &stored).or(applied.hash_rule);
+                    if let Some(group) = self.groups.learn(&stored) {
+                        self.apply_blocks(group, stored.medium, stored.hashes, true);
+                    }
                 }
-                Ok(EngineEvent::Removed(removed)) if is_counted(removed.group) => {
-                    self.apply_blocks(removed.medium, removed.hashes, false);
+                Ok(EngineEvent::Removed(removed)) => {
+                    if let Some(group) = self.groups.known(removed.group) {
+                        self.apply_blocks(group, removed.medium, removed.hashes, false);
+                    }
                 }
                 Ok(EngineEvent::Cleared(medium)) => self.clear(medium),
-                Ok(_) => {}
-                Err(_) => undecodable += 1,
+                Err(_) => applied.undecodable += 1,
             }
         }
-        Ok(undecodable)
+        Ok(applied)
+    }
+
+    /// Removes everything known of an engine that has restarted, possibly with another model.
+    pub(super) fn restarted(&self) {
+        self.clear(None);
+        self.groups.clear();
+        self.hash_rule.clear();
     }
 
     /// Removes the engine's blocks in a medium, or all of them.
@@ -51,9 +75,16 @@ impl EngineEventApplier {
         tiers.iter().for_each(|tier| self.index.update(|blocks| blocks.clear_engine_tier(self.slot, *tier)));
     }
 
-    fn apply_blocks(&self, medium: Option<StorageMedium<'_>>, hashes: BlockHashes<'_>, stored: bool) {
+    fn apply_blocks(
+        &self,
+        group: u32,
+        medium: Option<StorageMedium<'_>>,
+        hashes: BlockHashes<'_>,
+        stored: bool,
+    ) {
         let Some(tier) = tier(medium) else { return };
-        let mut keys = hashes.iter().map(|hash| self.namespace.key(hash.low64()));
+        let namespace = self.namespace.in_group(group);
+        let mut keys = hashes.iter().map(|hash| namespace.key(hash.low64()));
         let mut batch = [0; BLOCK_BATCH];
         loop {
             let mut len = 0;
@@ -86,14 +117,9 @@ fn tier(medium: Option<StorageMedium<'_>>) -> Option<EngineCacheTier> {
     }
 }
 
-/// Whether an event is about blocks that decide on a hit. A hybrid model has one group of blocks per attention type; group 0 is
-/// that of its full attention.
-fn is_counted(group: Option<u32>) -> bool {
-    group.is_none_or(|group| group == 0)
-}
-
 #[cfg(test)]
 mod tests {
+    use moongate_discovery::{EngineBlockHashing, EngineFacts, EngineKind};
     use moongate_scheduler::index::IndexLookup;
 
     use super::*;
@@ -113,8 +139,23 @@ mod tests {
         let index = KvIndex::new(100);
         let entry = EngineSlotGuard::new(index.clone());
         let namespace = BlockHashNamespace::new(&["sglang", "tiny"]);
-        let target = EngineEventApplier { index: index.clone(), slot: entry.slot(), namespace };
-        assert_eq!(target.apply(&bytes(STORED)).unwrap(), 0);
+        let facts = EngineFacts {
+            models: vec!["tiny".to_owned()],
+            page_size: Some(32),
+            hashing: Some(EngineBlockHashing::Sglang { namespaced: None, bigrams: false }),
+            ..EngineFacts::unreported(EngineKind::Sglang)
+        };
+        let keyspace = Arc::new(BlockKeyspace::from_facts(&facts).unwrap());
+        let target = EngineEventApplier {
+            index: index.clone(),
+            slot: entry.slot(),
+            namespace,
+            groups: entry.groups().clone(),
+            hash_rule: entry.hash_rule().clone(),
+            keyspace,
+        };
+        let confirmed = AppliedEvents { hash_rule: Some(HashRuleStatus::Confirmed), undecodable: 0 };
+        assert_eq!(target.apply(&bytes(STORED)).unwrap(), confirmed);
         let mut hits = IndexLookup::default();
         let key = namespace.key(HASH.cast_unsigned());
         index.lookup(&[key], &mut hits);

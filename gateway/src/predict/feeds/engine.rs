@@ -10,8 +10,9 @@ use moongate_zmtp::{
 };
 use tokio::time::timeout;
 
-use super::apply::EngineEventApplier;
+use super::apply::{AppliedEvents, EngineEventApplier};
 use crate::feedback::EventFeedMetrics;
+use crate::kv_index::HashRuleStatus;
 
 /// Time limit for the next message of a replay.
 const REPLAY_STEP_TIMEOUT: Duration = Duration::from_secs(2);
@@ -141,14 +142,39 @@ impl EngineFeed {
         }
         self.next_sequence = sequence + 1;
         match self.applier.apply(payload) {
-            Ok(undecodable) => {
+            Ok(AppliedEvents { undecodable, hash_rule }) => {
                 self.metrics.applied.inc();
                 self.metrics.undecodable.inc_by(undecodable);
+                if let Some(status) = hash_rule {
+                    self.report_hash_rule(&status);
+                }
             }
             Err(error) => {
                 self.metrics.undecodable.inc();
                 tracing::debug!(engine = self.name, %error, "KV events: cannot decode a message");
             }
+        }
+    }
+
+    fn report_hash_rule(&self, status: &HashRuleStatus) {
+        self.metrics.record_hash_rule(status);
+        let engine = &self.name;
+        match status {
+            HashRuleStatus::Unchecked => {}
+            HashRuleStatus::Confirmed => {
+                tracing::debug!(engine, "KV events: the engine's block hashes are as assumed");
+            }
+            HashRuleStatus::Different { actual: Some(actual) } => tracing::warn!(
+                engine,
+                actual,
+                "KV events: the engine's block hashes follow another rule than assumed, so that none of its cached blocks is \
+                 predicted; declare the rule of this engine (`hash_algorithm` and `hash_seed`)"
+            ),
+            HashRuleStatus::Different { actual: None } => tracing::warn!(
+                engine,
+                "KV events: the engine's block hashes follow an unknown rule, so that none of its cached blocks is predicted; \
+                 check its block size, its release, and whether speculative decoding changes its hashes"
+            ),
         }
     }
 
@@ -164,7 +190,7 @@ impl EngineFeed {
 
     fn restarted(&mut self) {
         tracing::info!(engine = self.name, "KV events: the engine has restarted with an empty cache");
-        self.applier.clear(None);
+        self.applier.restarted();
         self.next_sequence = 0;
     }
 

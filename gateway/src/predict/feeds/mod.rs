@@ -5,5 +5,7 @@ mod engine;
 mod starter;
 mod store;
 
+#[cfg(test)]
+pub(crate) use apply::EngineEventApplier;
 pub(crate) use starter::{FeedStarter, run_feeds};
 pub(crate) use store::{StoreView, StoreViewStatus};

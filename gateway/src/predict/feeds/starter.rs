@@ -97,6 +97,9 @@ impl FeedStarter {
             index: member.endpoint.index_slot.index().clone(),
             slot: member.endpoint.index_slot.slot(),
             namespace: keyspace.namespace(),
+            groups: member.endpoint.index_slot.groups().clone(),
+            hash_rule: member.endpoint.index_slot.hash_rule().clone(),
+            keyspace: keyspace.clone(),
         };
         let stop = self.supervisor.token().child_token();
         let (name, feed_source, metrics) =

@@ -15,8 +15,9 @@ use crate::request_body::InferenceApi;
 
 /// Members that affect the response, not the prompt. They are not sent: a `stream` changes SGLang's response format, and others may
 /// be rejected. Unlisted members are sent, or exclude methods that do not support them.
-const IGNORED_MEMBERS: [&str; 33] = [
+const IGNORED_MEMBERS: [&str; 40] = [
     "best_of",
+    "cache_control",
     "cache_salt",
     "extra_key",
     "frequency_penalty",
@@ -33,13 +34,18 @@ const IGNORED_MEMBERS: [&str; 33] = [
     "parallel_tool_calls",
     "presence_penalty",
     "priority",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
     "repetition_penalty",
     "return_logprob",
     "return_token_ids",
     "rid",
+    "safety_identifier",
     "sampling_params",
     "seed",
     "service_tier",
+    "session_id",
     "stop",
     "stop_token_ids",
     "store",
@@ -49,6 +55,7 @@ const IGNORED_MEMBERS: [&str; 33] = [
     "top_k",
     "top_logprobs",
     "top_p",
+    "user",
 ];
 
 /// Members of a chat completion that vLLM's `/tokenize` supports too.
@@ -227,6 +234,10 @@ mod tests {
             queries,
             [(TokenizeMethod::RenderChat, plain.clone()), (TokenizeMethod::TokenizeChat, plain.clone())]
         );
+        // Members about caching and identity.
+        let about = json!({"prompt_cache_retention": "24h", "cache_control": {"type": "ephemeral"}, "prompt_cache_key": "k",
+            "safety_identifier": "s", "session_id": "c", "user": "u"});
+        assert_eq!(query_bodies(EngineKind::Vllm, InferenceApi::Chat, &chat(&about)).unwrap(), queries);
         let more = chat(&json!({"add_generation_prompt": true, "reasoning_effort": "low"}));
         let queries = query_bodies(EngineKind::Sglang, InferenceApi::Chat, &more).unwrap();
         let mut expected = plain;

@@ -3,7 +3,7 @@
 use mooncake_wire::types::{ObjectMeta, ReplicaType};
 use moongate_master_core::{
     BatchPutStartRequest, DescribedKeys, MasterCore, MasterCoreOptions, PromptDescription, PromptLength,
-    PromptUse, RetentionPolicy, ReturnHint, SnapshotCursor, StateChange,
+    PromptUse, RetentionPolicy, ReturnHint, SnapshotCursor, StateChange, TenantBucket,
 };
 
 use crate::harness::{MIB, TENANT, TestMasterCore, TestReplicateConfig, WRITER, caller, hard_pinned};
@@ -90,7 +90,12 @@ fn a_prompt_loses_its_end_first() {
 }
 
 fn described(world: &TestMasterCore, keys: &[String], hint: ReturnHint) -> [u64; 2] {
-    let description = PromptDescription { length: PromptLength::Short, hint };
+    described_by(0, world, keys, hint)
+}
+
+fn described_by(bucket: u8, world: &TestMasterCore, keys: &[String], hint: ReturnHint) -> [u64; 2] {
+    let tenants = TenantBucket::new(bucket);
+    let description = PromptDescription { length: PromptLength::Short, hint, tenants };
     let arrived_ms = world.now - 500;
     let prompt = PromptUse { now_ms: world.now, arrived_ms, description };
     let DescribedKeys { existing, announced } = world.master.describe_prompt(TENANT, keys, prompt);
@@ -131,6 +136,35 @@ fn hits_with_hints(hinted: bool) -> usize {
 fn hints_decide_between_keys_that_look_alike() {
     let [without, with] = [false, true].map(hits_with_hints);
     assert!(without < 600 && with > 1_700, "{without} of 1,940 without hints, {with} with");
+}
+
+/// One tenant writes one key per second, which returns once after a minute; another writes three, which do not. Both say that their
+/// keys return. There is space for a third of all keys of a minute. Returns the number of hits.
+fn hits_beside_wrong_hints(wrong_bucket: u8) -> usize {
+    let mut world = TestMasterCore::with_segments(settings(RetentionPolicy::Learned), &[96 * MIB]);
+    let mut hits = 0;
+    for second in 0..2_000_u64 {
+        world.tick(1_000);
+        for (bucket, name) in
+            [(1, "right"), (wrong_bucket, "wrong0"), (wrong_bucket, "wrong1"), (wrong_bucket, "wrong2")]
+        {
+            let key = format!("{name}-{second}");
+            world.put(&key, MIB, &TestReplicateConfig::default()).unwrap();
+            described_by(bucket, &world, &[key], ReturnHint::Expected);
+        }
+        if let Some(before) = second.checked_sub(60) {
+            let key = format!("right-{before}");
+            hits += usize::from(world.exists(&key));
+            described_by(1, &world, &[key], ReturnHint::Never);
+        }
+    }
+    hits
+}
+
+#[test]
+fn wrong_hints_do_not_cost_other_tenants_their_hits() {
+    let [shared, separate] = [1, 2].map(hits_beside_wrong_hints);
+    assert!(shared < 600 && separate > 1_700, "{shared} of 1,940 in one bucket, {separate} in two");
 }
 
 #[test]

@@ -3,14 +3,19 @@
 use axum::extract::State;
 use axum::response::Response;
 use bytes::Bytes;
-use mooncake_wire::admin::{DescribePromptsRequest, DescribedObjects, DescribedPrompt, ReturnHint};
+use mooncake_wire::admin::{
+    DescribePromptsRequest, DescribedObjects, DescribedPrompt, ReturnHint, TENANT_BUCKETS,
+};
 use mooncake_wire::events::mooncake::DEFAULT_TENANT;
-use moongate_master_core::{DescribedKeys, PromptDescription, PromptLength, PromptUse};
+use moongate_master_core::{DescribedKeys, PromptDescription, PromptLength, PromptUse, TenantBucket};
 
 use super::{SharedAdminContext, response};
 
 /// Maximum number of objects of one request: eight per block for prompts of a million tokens in blocks of 64.
 const MAX_OBJECTS: usize = 1 << 17;
+
+const _: () =
+    assert!(TenantBucket::COUNT > TENANT_BUCKETS as usize, "gateways' tenants have distinct buckets");
 
 pub(super) async fn post(State(admin): SharedAdminContext, body: Bytes) -> Response {
     let request: DescribePromptsRequest<'_> = match serde_json::from_slice(&body) {
@@ -32,6 +37,7 @@ pub(super) async fn post(State(admin): SharedAdminContext, body: Bytes) -> Respo
                 ReturnHint::Never => moongate_master_core::ReturnHint::Never,
                 ReturnHint::Expected => moongate_master_core::ReturnHint::Expected,
             },
+            tenants: TenantBucket::new(prompt.tenant_bucket),
         };
         let now_ms = admin.server.clock.now_ms();
         let prompt_use =

@@ -38,6 +38,25 @@ pub struct BlockStored<'a> {
     pub cache_salt: Option<&'a str>,
     /// Index of the KV-cache group of a hybrid model (vLLM).
     pub group: Option<u32>,
+    /// Attention of the group's layers (vLLM).
+    pub attention: Option<AttentionKind>,
+    /// Tokens of the group's sliding window (vLLM).
+    pub sliding_window: Option<u32>,
+}
+
+/// Attention of the layers that share a KV-cache group (vLLM's `kv_cache_spec_kind`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum AttentionKind {
+    /// Every token attends to all earlier ones, also with latent attention or sinks.
+    Full,
+    /// To the tokens of a window.
+    SlidingWindow,
+    /// To the earlier tokens of its own chunk.
+    ChunkedLocal,
+    /// A recurrent state instead of a cache of tokens.
+    Recurrent,
+    /// Another kind, which does not decide about reuse or is not supported.
+    Other,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,6 +88,8 @@ enum EventField {
     ExtraKeys,
     CacheSalt,
     Group,
+    Attention,
+    SlidingWindow,
 }
 
 const STORED: &[EventField] = &[
@@ -81,6 +102,8 @@ const STORED: &[EventField] = &[
     EventField::LoraName,
     EventField::ExtraKeys,
     EventField::Group,
+    EventField::Attention,
+    EventField::SlidingWindow,
 ];
 const REMOVED: &[EventField] = &[EventField::Hashes, EventField::Medium, EventField::Group];
 const CLEARED: &[EventField] = &[EventField::Medium];
@@ -98,8 +121,22 @@ impl EventField {
             b"extra_keys" => Self::ExtraKeys,
             b"cache_salt" => Self::CacheSalt,
             b"group_idx" => Self::Group,
+            b"kv_cache_spec_kind" => Self::Attention,
+            b"kv_cache_spec_sliding_window" => Self::SlidingWindow,
             _ => return None,
         })
+    }
+}
+
+impl AttentionKind {
+    fn from_name(name: &str) -> Self {
+        match name {
+            "full_attention" | "mla_attention" | "sink_full_attention" => Self::Full,
+            "sliding_window" | "sliding_window_mla" => Self::SlidingWindow,
+            "chunked_local_attention" => Self::ChunkedLocal,
+            "mamba" => Self::Recurrent,
+            _ => Self::Other,
+        }
     }
 }
 
@@ -150,6 +187,8 @@ impl<'a> EngineEvent<'a> {
                 extra_keys: fields.extra_keys,
                 cache_salt: fields.cache_salt,
                 group: fields.group,
+                attention: fields.attention,
+                sliding_window: fields.sliding_window,
             }),
             EngineEventKind::Removed => {
                 Self::Removed(BlockRemoved { hashes: hashes()?, medium: fields.medium, group: fields.group })
@@ -171,6 +210,8 @@ struct EventFields<'a> {
     extra_keys: Option<ExtraKeys<'a>>,
     cache_salt: Option<&'a str>,
     group: Option<u32>,
+    attention: Option<AttentionKind>,
+    sliding_window: Option<u32>,
 }
 
 impl<'a> EventFields<'a> {
@@ -246,6 +287,12 @@ impl<'a> EventFields<'a> {
             }
             EventField::CacheSalt => self.cache_salt = Some(text(reader, "cache_salt")?),
             EventField::Group => self.group = Some(number(reader, "group_idx")?),
+            EventField::Attention => {
+                self.attention = Some(AttentionKind::from_name(text(reader, "kv_cache_spec_kind")?));
+            }
+            EventField::SlidingWindow => {
+                self.sliding_window = Some(number(reader, "kv_cache_spec_sliding_window")?);
+            }
         }
         Ok(())
     }

@@ -22,7 +22,7 @@ mod writer;
 
 pub use batch::EngineEventBatch;
 pub use encode::{EngineEventFormat, OutgoingBlocks, OutgoingEngineEvent, encode_engine_batch};
-pub use engine::{BlockRemoved, BlockStored, EngineEvent, LoraAdapter};
+pub use engine::{AttentionKind, BlockRemoved, BlockStored, EngineEvent, LoraAdapter};
 pub use error::EventDecodeError;
 pub use frames::EventFrames;
 pub use list::{BlockHash, BlockHashes, ExtraKey, ExtraKeys, TokenIds};

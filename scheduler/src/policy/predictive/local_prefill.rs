@@ -4,7 +4,7 @@ use super::super::{PolicyInput, load};
 use super::decode_choice::{DecodeChoice, DecodeRoom, STEP_WEIGHT, room};
 use super::round_plan::RoundPlan;
 use crate::estimate::PrefillEstimate;
-use crate::fleet::{InstanceIndex, InstanceLoad};
+use crate::fleet::{InstanceIndex, InstanceLoad, PREFILL_SHARE_S};
 use crate::seconds::Seconds;
 
 /// Price of a second by which a prompt delays a sequence that generates, in seconds of a first token.
@@ -38,7 +38,7 @@ pub(super) fn local_choice(
 
 /// Computation that a decode can be sent now so that its steps, of `step` seconds without it, meet the target.
 fn spare_seconds(load: &InstanceLoad, target: Seconds, step: Seconds) -> Seconds {
-    (1.0 - step / target - load.prefill_share) * crate::load_tracker::PREFILL_SHARE_S
+    (1.0 - step / target - load.prefill_share) * PREFILL_SHARE_S
 }
 
 /// Whether a decode can be sent any prompt now.
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn prompt_that_delays_the_sequences_beyond_the_target_is_not_computed() {
+    fn prompt_that_delays_sequences_too_long_goes_elsewhere() {
         let mut fixture = busy_prefill();
         // A quarter of 200 tokens, each of which can take 30 ms longer.
         fixture.request.input_tokens = 1_490;

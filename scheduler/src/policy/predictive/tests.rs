@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::super::fixture::PolicyFixture;
 use super::*;
+use crate::attempt::AttemptId;
 use crate::cache_params::{EngineCacheParams, PrefetchBehavior};
 use crate::decode_step::DecodeStepModel;
 use crate::fleet::{
@@ -15,7 +16,7 @@ use crate::options::TtftTarget;
 use crate::prediction::{CacheHitPrediction, TierHits};
 use crate::prefill_time::PrefillTimeModel;
 use crate::request::RequestProfile;
-use crate::scheduler::{AttemptId, ScheduleRequest, Scheduler, SchedulerEvent};
+use crate::scheduler::{ScheduleRequest, Scheduler, SchedulerEvent};
 
 /// A millisecond per token, whatever is cached; 10,000 tokens per second from the store.
 fn fleet(prefills: usize, prefetch: PrefetchBehavior) -> Arc<SchedulableFleet> {

@@ -154,6 +154,9 @@ async fn described_prompts_are_counted_and_checked() {
         metrics.contains("\nmoongate_master_described_prompts_total{returns=\"never\"} 1\n"),
         "{metrics}"
     );
+    // Members of other releases are ignored.
+    let of_tenant = body.replace(r#""returns""#, r#""tenant_bucket":7,"of_a_later_release":{},"returns""#);
+    assert_eq!(post(&of_tenant).await.status, "200 OK");
     let unknown = post(&body.replace("never", "maybe")).await;
     assert_eq!(unknown.status, "400 Bad Request");
     assert!(unknown.body.contains("Invalid JSON body: unknown variant `maybe`"), "{}", unknown.body);

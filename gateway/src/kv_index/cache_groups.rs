@@ -1,0 +1,90 @@
+//! The KV-cache groups of one engine, learned from its events.
+
+use arc_swap::ArcSwap;
+use mooncake_wire::events::{AttentionKind, BlockStored};
+use moongate_scheduler::index::{CacheGroup, GroupReuse};
+
+/// More groups than any model has; further ones are ignored.
+const MAX_GROUPS: u32 = 64;
+
+/// Groups of an engine's KV cache: more than one, or one without full attention, for hybrid models.
+#[derive(Debug, Default)]
+pub(crate) struct EngineCacheGroups(ArcSwap<Vec<NumberedCacheGroup>>);
+
+/// A group with its number in the engine's events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NumberedCacheGroup {
+    pub(crate) number: u32,
+    pub(crate) group: CacheGroup,
+}
+
+impl EngineCacheGroups {
+    /// Learns the group of stored blocks. Returns its number, or `None` if blocks of this group say nothing about
+    /// reusable prefixes.
+    pub(crate) fn learn(&self, stored: &BlockStored<'_>) -> Option<u32> {
+        let number = stored.group.unwrap_or(0);
+        let Some(attention) = stored.attention else {
+            // Older releases name no attention; their group 0 has full attention.
+            return (number == 0 || self.contains(number)).then_some(number);
+        };
+        let block_tokens = stored.block_size.max(1);
+        let reuse = match (attention, stored.sliding_window) {
+            (AttentionKind::Full, _) => GroupReuse::Prefix,
+            (AttentionKind::SlidingWindow, Some(window)) => {
+                GroupReuse::Tail { blocks: window.saturating_sub(1).div_ceil(block_tokens).max(1) }
+            }
+            (AttentionKind::Recurrent, _) => GroupReuse::Tail { blocks: 1 },
+            // Its chunk size is not in the events.
+            (AttentionKind::ChunkedLocal | AttentionKind::SlidingWindow | AttentionKind::Other, _) => {
+                return None;
+            }
+        };
+        (number < MAX_GROUPS).then(|| {
+            self.insert(NumberedCacheGroup { number, group: CacheGroup { reuse, block_tokens } });
+            number
+        })
+    }
+
+    /// The group of removed blocks; `None` if none of its blocks has been counted.
+    pub(crate) fn known(&self, group: Option<u32>) -> Option<u32> {
+        let number = group.unwrap_or(0);
+        (number == 0 || self.contains(number)).then_some(number)
+    }
+
+    /// Removes all groups, when the engine has restarted.
+    pub(crate) fn clear(&self) {
+        self.0.store(Default::default());
+    }
+
+    /// The groups of a hybrid model, in order of their numbers. Empty for other models, whose blocks all count alike.
+    pub(crate) fn of_hybrid(&self) -> Vec<NumberedCacheGroup> {
+        let groups = self.0.load();
+        match groups.as_slice() {
+            [] => Vec::new(),
+            [NumberedCacheGroup { number: 0, group }] if group.reuse == GroupReuse::Prefix => Vec::new(),
+            groups => groups.to_vec(),
+        }
+    }
+
+    fn contains(&self, number: u32) -> bool {
+        self.0.load().iter().any(|known| known.number == number)
+    }
+
+    fn insert(&self, learned: NumberedCacheGroup) {
+        let groups = self.0.load();
+        match groups.binary_search_by_key(&learned.number, |known| known.number) {
+            // Events about the filled part of a block have a smaller size.
+            Ok(position) if groups[position].group.block_tokens >= learned.group.block_tokens => {}
+            Ok(position) => {
+                let mut groups = Vec::clone(&groups);
+                groups[position] = learned;
+                self.0.store(groups.into());
+            }
+            Err(position) => {
+                let mut groups = Vec::clone(&groups);
+                groups.insert(position, learned);
+                self.0.store(groups.into());
+            }
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Replays recordings of real engines: the KV events that prompts caused, and how much of each prompt was cached.
+//! `tests/engines/record.py` makes them.
+
+use std::sync::Arc;
+
+use moongate_discovery::{EngineBlockHashing, EngineFacts, EngineKind, LoraAdapterFacts, VllmHashAlgorithm};
+use moongate_scheduler::index::IndexLookup;
+use serde::Deserialize;
+
+use super::feeds::EngineEventApplier;
+use super::hybrid_hits::HybridHits;
+use super::prompt_tokens::PromptTokens;
+use crate::kv_index::{BlockExtraKeys, BlockKeyspace, EngineSlotGuard, HashRuleStatus, KvIndex};
+
+/// A line of a recording.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum RecordedStep {
+    Prompt { model: String, prompt: Vec<u32>, cached: u32 },
+    Events { events: String },
+}
+
+/// Shares of all prompt tokens.
+#[derive(Debug)]
+struct Accuracy {
+    right: f64,
+    cached: f64,
+}
+
+fn facts(block_tokens: u32, adapters: &[(&str, &str)]) -> EngineFacts {
+    let adapter = |&(name, path): &(&str, &str)| LoraAdapterFacts {
+        name: name.to_owned(),
+        path: Some(path.to_owned()),
+    };
+    EngineFacts {
+        models: vec!["tiny".to_owned()],
+        page_size: Some(block_tokens),
+        hashing: Some(EngineBlockHashing::Vllm {
+            algorithm: VllmHashAlgorithm::Sha256Cbor,
+            seed: "vllm-none-hash".to_owned(),
+        }),
+        adapters: adapters.iter().map(adapter).collect(),
+        ..EngineFacts::unreported(EngineKind::Vllm)
+    }
+}
+
+fn bytes(hex: &str) -> Vec<u8> {
+    (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
+}
+
+/// Predicts every prompt from the events before it.
+fn replay(recording: &str, facts: &EngineFacts) -> Accuracy {
+    let base = BlockKeyspace::from_facts(facts).unwrap();
+    let index = KvIndex::new(100_000);
+    let engine = EngineSlotGuard::new(index.clone());
+    let applier = EngineEventApplier {
+        index: index.clone(),
+        slot: engine.slot(),
+        namespace: base.namespace(),
+        groups: engine.groups().clone(),
+        hash_rule: engine.hash_rule().clone(),
+        keyspace: Arc::new(base.clone()),
+    };
+    let (mut tokens, mut wrong, mut found) = (0, 0, 0);
+    for line in recording.lines() {
+        match serde_json::from_str(line).unwrap() {
+            RecordedStep::Events { events } => {
+                assert_eq!(applier.apply(&bytes(&events)).unwrap().undecodable, 0);
+            }
+            RecordedStep::Prompt { model, prompt, cached } => {
+                let length = u32::try_from(prompt.len()).unwrap();
+                let keyspace = base.for_adapter(&model, facts).unwrap_or_else(|| base.clone());
+                let predicted = predict(&index, &engine, &keyspace, prompt);
+                (tokens, found) = (tokens + length, found + cached);
+                wrong += predicted.abs_diff(cached);
+            }
+        }
+    }
+    assert_eq!(engine.hash_rule().status(), HashRuleStatus::Confirmed);
+    let share = |part: u32| f64::from(part) / f64::from(tokens);
+    Accuracy { right: 1.0 - share(wrong), cached: share(found) }
+}
+
+fn predict(
+    index: &Arc<KvIndex>,
+    engine: &EngineSlotGuard,
+    keyspace: &BlockKeyspace,
+    prompt: Vec<u32>,
+) -> u32 {
+    let length = u32::try_from(prompt.len()).unwrap();
+    let scheme = keyspace.schemes(&BlockExtraKeys::default()).unwrap().events;
+    let blocks = PromptTokens::Client(prompt).blocks(keyspace, scheme, true);
+    let groups = engine.groups().of_hybrid();
+    let hits = if groups.is_empty() {
+        let usable = (length as usize - 1) / keyspace.page_tokens() as usize;
+        let keys: Vec<u64> = blocks
+            .blocks()
+            .iter()
+            .take(usable)
+            .map(|block| keyspace.namespace().key(block.event_hash))
+            .collect();
+        let mut lookup = IndexLookup::default();
+        index.lookup(&keys, &mut lookup);
+        lookup.engine(engine.slot())
+    } else {
+        HybridHits::new(index, keyspace, &blocks, length.saturating_sub(1)).of(engine.slot(), &groups)
+    };
+    hits.local * keyspace.page_tokens()
+}
+
+#[test]
+fn adapters_are_predicted_as_found() {
+    let adapters = [("poet", "/tmp/adapters/poet"), ("coder", "/tmp/adapters/coder")];
+    let recording = include_str!("recordings/vllm-lora.jsonl");
+    let accuracy = replay(recording, &facts(32, &adapters));
+    assert!(accuracy.right >= 0.99 && accuracy.cached > 0.2, "{accuracy:?}");
+    // Without their paths, the adapters would have other hashes.
+    let without = replay(recording, &facts(32, &[]));
+    assert!(without.right < 0.97, "{without:?}");
+}
+
+#[test]
+fn recurrent_states_are_predicted_as_found() {
+    let accuracy = replay(include_str!("recordings/vllm-lfm2.jsonl"), &facts(128, &[]));
+    assert!(accuracy.right >= 0.99 && accuracy.cached > 0.3, "{accuracy:?}");
+}
+
+#[test]
+fn sliding_windows_are_predicted_as_found() {
+    let accuracy = replay(include_str!("recordings/vllm-gemma3.jsonl"), &facts(32, &[]));
+    assert!(accuracy.right >= 0.99 && accuracy.cached > 0.3, "{accuracy:?}");
+}

@@ -1,0 +1,189 @@
+//! Prompts that were sent and whose blocks the engines' caches do not report yet: later prompts with the same prefix
+//! will find them on the same engine, because an engine computes prompts in order.
+
+use std::sync::Arc;
+
+use crate::attempt::AttemptId;
+use crate::fleet::InstanceIndex;
+use crate::prediction::{CacheHitPrediction, TierHits};
+use crate::seconds::Seconds;
+
+/// How long a computed prompt counts: engines report new blocks within milliseconds, and at most a second later when
+/// they are busy. Blocks that were never reported stop counting then.
+const REPORT_DELAY: Seconds = 1.0;
+
+/// More prompts than all engines of a fleet compute at a time. Further ones are not tracked.
+const MAX_PROMPTS: usize = 16_384;
+
+#[derive(Debug, Default)]
+pub(crate) struct PendingPrompts {
+    prompts: Vec<PendingPrompt>,
+}
+
+#[derive(Debug)]
+struct PendingPrompt {
+    attempt: AttemptId,
+    engine: InstanceIndex,
+    /// Keys of its full blocks, each of which covers its block and all before it.
+    pages: Arc<[u64]>,
+    /// When it stops counting; infinite while it is being computed.
+    until: Seconds,
+}
+
+impl PendingPrompts {
+    /// Records that an engine was sent a prompt.
+    pub(crate) fn add(&mut self, attempt: AttemptId, engine: InstanceIndex, pages: &Arc<[u64]>) {
+        if !pages.is_empty() && self.prompts.len() < MAX_PROMPTS {
+            self.prompts.push(PendingPrompt { attempt, engine, pages: pages.clone(), until: f64::INFINITY });
+        }
+    }
+
+    /// Records that a prompt has been computed: its blocks will be reported soon.
+    pub(crate) fn computed(&mut self, now: Seconds, attempt: AttemptId) {
+        for prompt in self.prompts.iter_mut().filter(|prompt| prompt.attempt == attempt) {
+            prompt.until = prompt.until.min(now + REPORT_DELAY);
+        }
+    }
+
+    /// Removes a request that ended; one that was not computed leaves nothing behind.
+    pub(crate) fn ended(&mut self, attempt: AttemptId) {
+        self.prompts.retain(|prompt| prompt.attempt != attempt || prompt.until.is_finite());
+    }
+
+    /// Removes what does not count any more.
+    pub(crate) fn advance(&mut self, now: Seconds) {
+        self.prompts.retain(|prompt| now < prompt.until);
+    }
+
+    /// Applies a new fleet: `moved` returns an engine's new index.
+    pub(crate) fn set_cluster(&mut self, moved: impl Fn(InstanceIndex) -> Option<InstanceIndex>) {
+        self.prompts.retain_mut(|prompt| match moved(prompt.engine) {
+            Some(engine) => {
+                prompt.engine = engine;
+                true
+            }
+            None => false,
+        });
+    }
+
+    /// The prediction with the blocks that engines will have by the time they compute the prompt; `None` if that changes
+    /// nothing.
+    pub(crate) fn applied_to(
+        &self,
+        prediction: &CacheHitPrediction,
+        engines: usize,
+    ) -> Option<CacheHitPrediction> {
+        let first = prediction.pages.first()?;
+        let mut changed: Option<CacheHitPrediction> = None;
+        for prompt in self.prompts.iter().filter(|prompt| prompt.pages.first() == Some(first)) {
+            let blocks = common_prefix(&prompt.pages, &prediction.pages);
+            let tokens = u32::try_from(blocks).unwrap_or(u32::MAX).saturating_mul(prediction.page_tokens);
+            let known = changed.as_ref().unwrap_or(prediction).hits(prompt.engine);
+            let Some(hits) = with_pending(known, tokens) else { continue };
+            let changed = changed.get_or_insert_with(|| prediction.clone());
+            changed.per_instance.resize(engines, TierHits::default());
+            if let Some(entry) = changed.per_instance.get_mut(prompt.engine.as_usize()) {
+                *entry = hits;
+            }
+        }
+        changed
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.prompts.is_empty()
+    }
+}
+
+/// Hits if the first `tokens` will be on the device, too; `None` if the engine has them already.
+fn with_pending(hits: TierHits, tokens: u32) -> Option<TierHits> {
+    let own = hits.l1_tokens.saturating_add(hits.l2_tokens);
+    let more = tokens.checked_sub(own).filter(|more| *more > 0)?;
+    Some(TierHits {
+        l1_tokens: hits.l1_tokens + more,
+        l3_tokens: hits.l3_tokens.saturating_sub(more),
+        pending_tokens: hits.pending_tokens + more,
+        ..hits
+    })
+}
+
+/// Number of blocks that both prompts start with.
+fn common_prefix(a: &[u64], b: &[u64]) -> usize {
+    // Equal keys have equal prefixes.
+    let (mut equal, mut different) = (0, a.len().min(b.len()) + 1);
+    while equal + 1 < different {
+        let middle = equal.midpoint(different);
+        if a[middle - 1] == b[middle - 1] { equal = middle } else { different = middle }
+    }
+    equal
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prediction(pages: &[u64], per_instance: Vec<TierHits>) -> CacheHitPrediction {
+        CacheHitPrediction {
+            per_instance,
+            pages: pages.into(),
+            page_tokens: 10,
+            ..CacheHitPrediction::default()
+        }
+    }
+
+    fn pending(pages: &[u64]) -> PendingPrompts {
+        let mut prompts = PendingPrompts::default();
+        prompts.add(AttemptId(1), InstanceIndex(1), &pages.into());
+        prompts
+    }
+
+    fn hits(prompts: &PendingPrompts, prediction: &CacheHitPrediction) -> Option<TierHits> {
+        Some(prompts.applied_to(prediction, 2)?.hits(InstanceIndex(1)))
+    }
+
+    #[test]
+    fn blocks_count_from_the_dispatch_until_they_should_be_reported() {
+        let mut prompts = pending(&[1, 2, 3]);
+        let other = prediction(&[1, 2, 9], Vec::new());
+        let expected = TierHits { l1_tokens: 20, pending_tokens: 20, ..TierHits::default() };
+        assert_eq!(hits(&prompts, &other), Some(expected));
+        assert_eq!(prompts.applied_to(&other, 2).unwrap().hits(InstanceIndex(0)), TierHits::default());
+        prompts.computed(5.0, AttemptId(1));
+        prompts.ended(AttemptId(1));
+        prompts.advance(5.9);
+        assert_eq!(hits(&prompts, &other), Some(expected));
+        prompts.advance(6.0);
+        assert!(prompts.is_empty());
+    }
+
+    #[test]
+    fn failed_request_leaves_nothing() {
+        let mut prompts = pending(&[1, 2]);
+        prompts.ended(AttemptId(1));
+        assert!(prompts.is_empty());
+    }
+
+    #[test]
+    fn cached_blocks_are_not_counted_twice() {
+        let prompts = pending(&[1, 2, 3, 4]);
+        let with = |l1_tokens, l2_tokens, l3_tokens| {
+            let hits = TierHits { l1_tokens, l2_tokens, l3_tokens, pending_tokens: 0 };
+            prediction(&[1, 2, 3, 4, 5, 6], vec![TierHits::default(), hits])
+        };
+        let expected = TierHits { l1_tokens: 35, l2_tokens: 5, l3_tokens: 10, pending_tokens: 25 };
+        assert_eq!(hits(&prompts, &with(10, 5, 35)), Some(expected));
+        assert_eq!(hits(&prompts, &with(30, 10, 0)), None);
+        assert_eq!(hits(&prompts, &prediction(&[7, 2], Vec::new())), None);
+        assert_eq!(hits(&prompts, &prediction(&[], Vec::new())), None);
+    }
+
+    #[test]
+    fn common_prefixes_are_found_by_bisection() {
+        for equal in 0..40_u64 {
+            let a: Vec<u64> = (0..40).collect();
+            let b: Vec<u64> = (0..50).map(|page| if page < equal { page } else { page + 1000 }).collect();
+            assert_eq!(common_prefix(&a, &b), equal as usize);
+            assert_eq!(common_prefix(&b, &a), equal as usize);
+        }
+    }
+}
