@@ -65,7 +65,7 @@ impl IdealRouter {
 
     fn dispatch_queued(&mut self, now: f64, fleet: &mut SimulatedFleet<'_>) {
         while !self.queue.is_empty() {
-            let idle = (0..fleet.prefills.len()).find(|&engine| {
+            let idle = (0..fleet.settings.prefill).find(|&engine| {
                 let prefill = &fleet.prefills[engine];
                 prefill.available
                     && prefill.idle()
