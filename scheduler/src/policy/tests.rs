@@ -46,13 +46,22 @@ fn decide(
     sequence: u64,
     entropy: u64,
 ) -> Result<RoutingDecision, ScheduleRejection> {
-    let prediction = CacheHitPrediction::default();
+    decide_predicted(name, cluster, loads, &CacheHitPrediction::default(), (sequence, entropy))
+}
+
+fn decide_predicted(
+    name: PolicyName,
+    cluster: &SchedulableFleet,
+    loads: &[InstanceLoad],
+    prediction: &CacheHitPrediction,
+    (sequence, entropy): (u64, u64),
+) -> Result<RoutingDecision, ScheduleRejection> {
     let request = request();
     let verdict = name.build(&SchedulerOptions::default()).decide(&PolicyInput {
         request: &request,
         cluster,
         loads,
-        prediction: &prediction,
+        prediction,
         prefill_times: &PrefillTimeDistribution::default(),
         uncached_share: 1.0,
         expected_output_tokens: 100,
@@ -129,6 +138,23 @@ fn route_has_the_ranks_of_the_chosen_instances() {
     let workers = SchedulableFleet::new(ranks_of(InstanceRole::Plain, 2).collect());
     let decision = decide(PolicyName::RoundRobin, &workers, &[open(); 2], 1, 0).unwrap();
     assert_eq!(decision.route, EngineRoute::Single { worker: InstanceIndex(1), rank: 1 });
+}
+
+#[test]
+fn request_goes_to_the_rank_that_has_its_prompt() {
+    let cluster = SchedulableFleet::new(ranks_of(InstanceRole::Plain, 3).collect());
+    let hit = crate::prediction::TierHits { l1_tokens: 960, ..Default::default() };
+    for rank in 0..3 {
+        let mut prediction =
+            CacheHitPrediction { per_instance: vec![Default::default(); 3], ..Default::default() };
+        prediction.per_instance[rank as usize] = hit;
+        for sequence in 0..4 {
+            let decided =
+                decide_predicted(PolicyName::Predictive, &cluster, &[open(); 3], &prediction, (sequence, 7));
+            let expected = EngineRoute::Single { worker: InstanceIndex(rank), rank };
+            assert_eq!(decided.unwrap().route, expected);
+        }
+    }
 }
 
 fn pairs_fleet() -> SchedulableFleet {
