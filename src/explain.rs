@@ -178,6 +178,10 @@ fn explain(text: &mut String, decision: &Value, other: Option<PolicyName>) -> an
             hits["l2_tokens"],
             hits["l3_tokens"],
         );
+        if let Some(pending @ 1..) = hits["pending_tokens"].as_u64() {
+            let _infallible =
+                writeln!(text, "    {pending} of its L1 tokens are being computed by earlier requests");
+        }
     }
     let snapshot: DecisionSnapshot = serde_json::from_value(decision["snapshot"].clone())
         .context("the snapshot was saved by another release of moongate")?;

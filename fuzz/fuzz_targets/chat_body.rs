@@ -41,6 +41,8 @@ fn check(models: &PromptTokenizerPair, body: &[u8]) {
     assert_eq!(format!("{read:?}"), format!("{parsed:?}"));
     let (Ok(parsed), Ok(read)) = (parsed, read) else { return };
     let _ = parsed.check_text();
+    let _ = parsed.truncation();
+    let _ = models.fresh.tokenize_chat_before_media(&parsed, TemplateTime::utc(0));
     let text = models.fresh.render_chat(&parsed, TemplateTime::utc(0));
     assert_eq!(models.cached.render_chat(&read, TemplateTime::utc(0)), text);
     // What a message continues may follow what the template made.

@@ -1,6 +1,7 @@
 //! Prompts that were sent and whose blocks the engines' caches do not report yet: later prompts with the same prefix
 //! will find them on the same engine, because an engine computes prompts in order.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::attempt::AttemptId;
@@ -15,9 +16,13 @@ const REPORT_DELAY: Seconds = 1.0;
 /// More prompts than all engines of a fleet compute at a time. Further ones are not tracked.
 const MAX_PROMPTS: usize = 16_384;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct PendingPrompts {
-    prompts: Vec<PendingPrompt>,
+    /// By the key of the first block, which all prompts with a common prefix share.
+    by_first: BTreeMap<u64, Vec<PendingPrompt>>,
+    count: usize,
+    /// Not later than the time at which the first of them stops counting.
+    first_until: Seconds,
 }
 
 #[derive(Debug)]
@@ -30,39 +35,73 @@ struct PendingPrompt {
     until: Seconds,
 }
 
+impl Default for PendingPrompts {
+    fn default() -> Self {
+        Self { by_first: BTreeMap::new(), count: 0, first_until: f64::INFINITY }
+    }
+}
+
 impl PendingPrompts {
     /// Records that an engine was sent a prompt.
     pub(crate) fn add(&mut self, attempt: AttemptId, engine: InstanceIndex, pages: &Arc<[u64]>) {
-        if !pages.is_empty() && self.prompts.len() < MAX_PROMPTS {
-            self.prompts.push(PendingPrompt { attempt, engine, pages: pages.clone(), until: f64::INFINITY });
+        if let Some(&first) = pages.first()
+            && self.count < MAX_PROMPTS
+        {
+            let prompt = PendingPrompt { attempt, engine, pages: pages.clone(), until: f64::INFINITY };
+            self.by_first.entry(first).or_default().push(prompt);
+            self.count += 1;
         }
     }
 
-    /// Records that a prompt has been computed: its blocks will be reported soon.
-    pub(crate) fn computed(&mut self, now: Seconds, attempt: AttemptId) {
-        for prompt in self.prompts.iter_mut().filter(|prompt| prompt.attempt == attempt) {
-            prompt.until = prompt.until.min(now + REPORT_DELAY);
+    /// Records that a prompt, which begins with the block `first`, has been computed: its blocks will be reported soon.
+    pub(crate) fn computed(&mut self, now: Seconds, attempt: AttemptId, first: u64) {
+        let until = now + REPORT_DELAY;
+        for prompt in self.by_first.get_mut(&first).into_iter().flatten() {
+            if prompt.attempt == attempt && prompt.until > until {
+                prompt.until = until;
+                self.first_until = self.first_until.min(until);
+            }
         }
     }
 
     /// Removes a request that ended; one that was not computed leaves nothing behind.
-    pub(crate) fn ended(&mut self, attempt: AttemptId) {
-        self.prompts.retain(|prompt| prompt.attempt != attempt || prompt.until.is_finite());
+    pub(crate) fn ended(&mut self, attempt: AttemptId, first: u64) {
+        if let Some(prompts) = self.by_first.get_mut(&first) {
+            let before = prompts.len();
+            prompts.retain(|prompt| prompt.attempt != attempt || prompt.until.is_finite());
+            self.count -= before - prompts.len();
+            if prompts.is_empty() {
+                self.by_first.remove(&first);
+            }
+        }
     }
 
     /// Removes what does not count any more.
     pub(crate) fn advance(&mut self, now: Seconds) {
-        self.prompts.retain(|prompt| now < prompt.until);
+        if now >= self.first_until {
+            self.retain(|prompt| now < prompt.until);
+        }
     }
 
     /// Applies a new fleet: `moved` returns an engine's new index.
     pub(crate) fn set_cluster(&mut self, moved: impl Fn(InstanceIndex) -> Option<InstanceIndex>) {
-        self.prompts.retain_mut(|prompt| match moved(prompt.engine) {
+        self.retain(|prompt| match moved(prompt.engine) {
             Some(engine) => {
                 prompt.engine = engine;
                 true
             }
             None => false,
+        });
+    }
+
+    fn retain(&mut self, mut keep: impl FnMut(&mut PendingPrompt) -> bool) {
+        (self.count, self.first_until) = (0, f64::INFINITY);
+        self.by_first.retain(|_, prompts| {
+            prompts.retain_mut(&mut keep);
+            self.count += prompts.len();
+            let until = prompts.iter().map(|prompt| prompt.until).fold(f64::INFINITY, f64::min);
+            self.first_until = self.first_until.min(until);
+            !prompts.is_empty()
         });
     }
 
@@ -73,9 +112,9 @@ impl PendingPrompts {
         prediction: &CacheHitPrediction,
         engines: usize,
     ) -> Option<CacheHitPrediction> {
-        let first = prediction.pages.first()?;
+        let prompts = self.by_first.get(prediction.pages.first()?)?;
         let mut changed: Option<CacheHitPrediction> = None;
-        for prompt in self.prompts.iter().filter(|prompt| prompt.pages.first() == Some(first)) {
+        for prompt in prompts {
             let blocks = common_prefix(&prompt.pages, &prediction.pages);
             let tokens = u32::try_from(blocks).unwrap_or(u32::MAX).saturating_mul(prediction.page_tokens);
             let known = changed.as_ref().unwrap_or(prediction).hits(prompt.engine);
@@ -91,7 +130,7 @@ impl PendingPrompts {
 
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
-        self.prompts.is_empty()
+        self.by_first.is_empty() && self.count == 0
     }
 }
 
@@ -148,8 +187,8 @@ mod tests {
         let expected = TierHits { l1_tokens: 20, pending_tokens: 20, ..TierHits::default() };
         assert_eq!(hits(&prompts, &other), Some(expected));
         assert_eq!(prompts.applied_to(&other, 2).unwrap().hits(InstanceIndex(0)), TierHits::default());
-        prompts.computed(5.0, AttemptId(1));
-        prompts.ended(AttemptId(1));
+        prompts.computed(5.0, AttemptId(1), 1);
+        prompts.ended(AttemptId(1), 1);
         prompts.advance(5.9);
         assert_eq!(hits(&prompts, &other), Some(expected));
         prompts.advance(6.0);
@@ -159,7 +198,9 @@ mod tests {
     #[test]
     fn failed_request_leaves_nothing() {
         let mut prompts = pending(&[1, 2]);
-        prompts.ended(AttemptId(1));
+        prompts.ended(AttemptId(2), 1);
+        assert!(!prompts.is_empty());
+        prompts.ended(AttemptId(1), 1);
         assert!(prompts.is_empty());
     }
 

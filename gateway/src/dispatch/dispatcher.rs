@@ -89,7 +89,8 @@ impl RequestDispatcher {
             let expected = routed
                 .prompt_prediction
                 .as_ref()
-                .map(|predicted| predicted.expected_hits(&chosen.prefill).with_pending(pending_tokens));
+                .and_then(|predicted| predicted.expected_hits(&chosen.prefill))
+                .map(|expected| expected.with_pending(pending_tokens));
             let ttft_prediction = self.ttft_prediction(&chosen, now);
             let context = AttemptContext {
                 limits: self.limits.attempt,

@@ -14,7 +14,9 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
+use super::api_histogram::api_label;
 use crate::kv_index::HashRuleStatus;
+use crate::request_body::InferenceApi;
 
 /// Error of a prediction as a share of the prompt.
 const ERROR_BUCKETS: [f64; 8] = [0.0, 0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0];
@@ -90,8 +92,9 @@ struct TierLabel {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ModelLabel {
+struct ComparedLabels {
     model: String,
+    api: &'static str,
 }
 
 /// Accuracy of predictions, compared with engines' reports.
@@ -99,10 +102,10 @@ struct ModelLabel {
 pub(crate) struct PredictionMetrics {
     unpredicted: Family<UnpredictedLabels, Counter>,
     predicted: Family<TierLabel, Counter>,
-    compared: Family<ModelLabel, Counter>,
-    missed: Family<ModelLabel, Counter>,
-    false_hits: Family<ModelLabel, Counter>,
-    refuted: Family<ModelLabel, Counter>,
+    compared: Family<ComparedLabels, Counter>,
+    missed: Family<ComparedLabels, Counter>,
+    false_hits: Family<ComparedLabels, Counter>,
+    refuted: Family<ComparedLabels, Counter>,
     /// Models that have their own label.
     models: Mutex<HashSet<String>>,
     error: Histogram,
@@ -112,6 +115,11 @@ pub(crate) struct PredictionMetrics {
 
 impl EventFeedMetrics {
     pub(super) fn register(registry: &mut MetricsRegistry) -> Self {
+        let hash_rules: Family<HashRuleLabel, Counter> = Family::default();
+        // Created even at 0, so that rates can be computed.
+        for outcome in ["confirmed", "other_rule", "unknown_rule"] {
+            hash_rules.get_or_create(&HashRuleLabel { outcome }).inc_by(0);
+        }
         Self {
             connected: registry.register(
                 "moongate_kv_events_connections",
@@ -140,8 +148,8 @@ impl EventFeedMetrics {
             ),
             hash_rules: registry.register(
                 "moongate_kv_events_hash_rules_total",
-                "Changes of what an engine's events say about its block hashes",
-                Family::default(),
+                "Comparisons of the hashes in an engine's events with those of predictions that had a new result",
+                hash_rules,
             ),
         }
     }
@@ -216,7 +224,7 @@ impl PredictionMetrics {
         Self {
             unpredicted: registry.register(
                 "moongate_unpredicted_requests_total",
-                "Requests without a prediction: `no_cache_info` (the engines report too little about their caches), `no_tokenizer` (and engines are not queried), `not_single_prompt` (no prompt, or several), `prompt_memory` (`--prompt-memory` is exhausted) or `unsupported_prompt` (only the engine can compute its tokens). Without a local tokenizer, when engines are queried: `tokenize_too_large` (the body), `tokenize_not_offered` (no available engine supports it for such a request), `tokenize_busy` (eight concurrent queries per engine are in progress), `tokenize_timeout`, `tokenize_rejected` (the engine rejected the request as invalid) or `tokenize_failed`",
+                "Requests without a prediction: `no_cache_info` (the engines report too little about their caches), `no_tokenizer` (and engines are not queried), `not_single_prompt` (no prompt, more than 1,024, or several texts without a local tokenizer), `prompt_memory` (`--prompt-memory` is exhausted) or `unsupported_prompt` (only the engine can compute its tokens). Without a local tokenizer, when engines are queried: `tokenize_too_large` (the body), `tokenize_not_offered` (no available engine supports it for such a request), `tokenize_busy` (eight concurrent queries per engine are in progress), `tokenize_timeout`, `tokenize_rejected` (the engine rejected the request as invalid) or `tokenize_failed`",
                 Family::default(),
             ),
             predicted: registry.register(
@@ -259,16 +267,17 @@ impl PredictionMetrics {
         self.unpredicted.get_or_create(&UnpredictedLabels { reason: "" }).inc_by(0);
         self.predicted.get_or_create(&TierLabel { tier: "" }).inc_by(0);
         for family in [&self.compared, &self.missed, &self.false_hits, &self.refuted] {
-            family.get_or_create(&ModelLabel { model: String::new() }).inc_by(0);
+            family.get_or_create(&ComparedLabels { model: String::new(), api: "" }).inc_by(0);
         }
     }
 
     /// The label of a model. Each LoRA adapter is a model: above [`MAX_MODELS`], the others share one label.
-    fn label(&self, model: &str) -> ModelLabel {
+    fn label(&self, model: &str, api: InferenceApi) -> ComparedLabels {
         let mut labelled = self.models.lock();
         let has_own_label =
             labelled.contains(model) || (labelled.len() < MAX_MODELS && labelled.insert(model.to_owned()));
-        ModelLabel { model: if has_own_label { model } else { OTHER_MODELS }.to_owned() }
+        let model = if has_own_label { model } else { OTHER_MODELS };
+        ComparedLabels { model: model.to_owned(), api: api_label(api) }
     }
 
     /// A request has no prediction.
@@ -279,7 +288,7 @@ impl PredictionMetrics {
     /// An engine has reported how many prompt tokens it found in its caches. Returns whether the prediction was far off.
     pub(crate) fn compare(
         &self,
-        model: &str,
+        (model, api): (&str, InferenceApi),
         expected: ExpectedHits,
         cached: u64,
         trace: Option<TraceId>,
@@ -288,7 +297,7 @@ impl PredictionMetrics {
         for (tier, tokens) in [("l1", hits.l1_tokens), ("l2", hits.l2_tokens), ("l3", hits.l3_tokens)] {
             self.predicted.get_or_create(&TierLabel { tier }).inc_by(tokens.into());
         }
-        let label = self.label(model);
+        let label = self.label(model, api);
         let predicted = u64::from(hits.total());
         let input = u64::from(expected.input_tokens.max(1));
         self.compared.get_or_create(&label).inc_by(input);
@@ -336,11 +345,12 @@ mod tests {
     #[test]
     fn models_are_bounded() {
         let metrics = PredictionMetrics::register(&mut MetricsRegistry::default());
-        let labels: HashSet<_> =
-            (0..3 * MAX_MODELS).map(|number| metrics.label(&number.to_string())).collect();
+        let labels: HashSet<_> = (0..3 * MAX_MODELS)
+            .map(|number| metrics.label(&number.to_string(), InferenceApi::Chat))
+            .collect();
         assert_eq!(labels.len(), MAX_MODELS + 1);
-        assert_eq!(metrics.label("7").model, "7");
-        assert_eq!(metrics.label("a new one").model, OTHER_MODELS);
+        assert_eq!(metrics.label("7", InferenceApi::Chat).model, "7");
+        assert_eq!(metrics.label("a new one", InferenceApi::Chat).model, OTHER_MODELS);
     }
 
     #[test]
@@ -351,16 +361,16 @@ mod tests {
             hits: TierHits { l1_tokens, ..TierHits::default() },
             input_tokens: 1000,
         };
-        assert!(!metrics.compare("m", expected(512), 512, None));
-        assert!(!metrics.compare("m", expected(0), 64, None));
-        assert!(metrics.compare("m", expected(512), 0, None));
+        assert!(!metrics.compare(("m", InferenceApi::Chat), expected(512), 512, None));
+        assert!(!metrics.compare(("m", InferenceApi::Chat), expected(0), 64, None));
+        assert!(metrics.compare(("m", InferenceApi::Chat), expected(512), 0, None));
         metrics.record_unpredicted("not_single_prompt");
         let text = registry.open_metrics();
         for line in [
-            "moongate_prediction_compared_tokens_total{model=\"m\"} 3000",
-            "moongate_prediction_false_negative_tokens_total{model=\"m\"} 64",
-            "moongate_prediction_false_positive_tokens_total{model=\"m\"} 512",
-            "moongate_prediction_refuted_requests_total{model=\"m\"} 1",
+            "moongate_prediction_compared_tokens_total{model=\"m\",api=\"chat\"} 3000",
+            "moongate_prediction_false_negative_tokens_total{model=\"m\",api=\"chat\"} 64",
+            "moongate_prediction_false_positive_tokens_total{model=\"m\",api=\"chat\"} 512",
+            "moongate_prediction_refuted_requests_total{model=\"m\",api=\"chat\"} 1",
             "moongate_prediction_cached_tokens_total{tier=\"l1\"} 1024",
             "moongate_unpredicted_requests_total{reason=\"not_single_prompt\"} 1",
             "moongate_prediction_error_bucket{le=\"0.0\"} 1",

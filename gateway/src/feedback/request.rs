@@ -158,7 +158,7 @@ impl RequestRecorder {
             self.span.usage(usage);
             if let (Some((expected, model)), Some(found)) = (&self.expected_hits, usage.cached_tokens) {
                 let trace = self.span.trace_id();
-                if self.metrics.predictions.compare(model, *expected, found, trace) {
+                if self.metrics.predictions.compare((model, self.api), *expected, found, trace) {
                     self.span.sample_mispredicted();
                 }
             }

@@ -18,6 +18,8 @@ pub(crate) struct EngineGroup {
     pub(crate) engines: Vec<EngineGroupMember>,
     /// Whether any of the engines publishes KV events.
     pub(crate) publishes: bool,
+    /// Largest number of tokens of a sequence; `None` if the engines differ or do not report it.
+    pub(crate) context_length: Option<u32>,
 }
 
 /// One rank of an engine.
@@ -56,6 +58,9 @@ impl EngineGroup {
                 Some(group) => {
                     group.engines.push(engine);
                     group.publishes |= publishes;
+                    if group.context_length != facts.context_length {
+                        group.context_length = None;
+                    }
                 }
                 None => groups.push(Self {
                     keyspace,
@@ -63,6 +68,7 @@ impl EngineGroup {
                     store_naming: member.store_naming.clone(),
                     engines: vec![engine],
                     publishes,
+                    context_length: facts.context_length,
                 }),
             }
         }

@@ -107,9 +107,14 @@ fn describe_body(
     let caller = parts.extensions.get::<AuthenticatedCaller>();
     let fields = RoutingFields::read(api, body)?;
     let model_index = find_model(&fleet, api, fields.model.as_deref())?;
-    let request = model_index
-        .map(|model| gateway.priority_headers.apply(&parts.headers, caller, describe(model, &fields)));
     let model = model_index.and_then(|model| fleet.model_name(model).cloned());
+    let media_tokens = fields
+        .media
+        .as_ref()
+        .map_or(0, |media| gateway.predictor.media_tokens(model.as_deref().unwrap_or_default(), media));
+    let request = model_index.map(|model| {
+        gateway.priority_headers.apply(&parts.headers, caller, describe(model, &fields, media_tokens))
+    });
     Ok(ParsedContent { request, model, fields: fields.without_model() })
 }
 
@@ -172,8 +177,12 @@ fn served_list(fleet: &FleetSnapshot) -> String {
     }
 }
 
-fn describe(model: scheduler::ModelIndex, fields: &RoutingFields<'_>) -> scheduler::RequestProfile {
-    let tokens = fields.prompt_ids + fields.prompt_bytes / BYTES_PER_TOKEN;
+fn describe(
+    model: scheduler::ModelIndex,
+    fields: &RoutingFields<'_>,
+    media_tokens: u64,
+) -> scheduler::RequestProfile {
+    let tokens = fields.prompt_ids + fields.prompt_bytes / BYTES_PER_TOKEN + media_tokens;
     scheduler::RequestProfile {
         model,
         input_tokens: u32::try_from(tokens.max(1)).unwrap_or(u32::MAX),

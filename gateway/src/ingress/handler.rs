@@ -273,7 +273,12 @@ pub(super) async fn predict_hits(
 ) -> Result<PromptPrediction, PredictionError> {
     let request = routed.request.as_ref().ok_or(PredictionError::NotSinglePrompt)?;
     let fleet = gateway.dispatcher.fleet.current();
-    let prompt =
-        RequestPrompt { api: routed.api, model: request.model, fields: &routed.routing, body: &routed.body };
+    let prompt = RequestPrompt {
+        api: routed.api,
+        model: request.model,
+        fields: &routed.routing,
+        body: &routed.body,
+        estimated_tokens: request.input_tokens,
+    };
     gateway.predictor.predict(&fleet, prompt).await
 }

@@ -66,8 +66,13 @@ async fn tokens(gateway: &GatewayContext, api: InferenceApi, request: Request) -
     let fleet = gateway.dispatcher.fleet.current();
     let tokens = match &routed.request {
         Some(request) => {
-            let prompt =
-                RequestPrompt { api, model: request.model, fields: &routed.routing, body: &routed.body };
+            let prompt = RequestPrompt {
+                api,
+                model: request.model,
+                fields: &routed.routing,
+                body: &routed.body,
+                estimated_tokens: request.input_tokens,
+            };
             gateway.predictor.tokens(&fleet, prompt).await
         }
         None => Err(PredictionError::InsufficientCacheInfo),
@@ -93,7 +98,7 @@ fn describe(gateway: &GatewayContext, predicted: &PromptPrediction, duration: Du
     let engines: Vec<Value> = InstanceIndex::all()
         .zip(&fleet.members)
         .map(|(ix, member)| {
-            let hits = predicted.expected_hits(member).hits;
+            let hits = predicted.hits(member);
             json!({
                 "instance": member.name,
                 "role": member.instance.role.to_string(),

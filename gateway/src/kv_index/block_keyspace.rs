@@ -30,6 +30,9 @@ pub(crate) struct BlockExtraKeys<'a> {
     extra_key: Option<serde_json::Value>,
     /// SGLang's LoRA adapter of a request.
     lora_path: Option<serde_json::Value>,
+    /// Whether one of them has another type. SGLang accepts one salt per prompt of a batch.
+    #[serde(skip)]
+    is_unknown: bool,
 }
 
 impl<'a> BlockExtraKeys<'a> {
@@ -39,8 +42,7 @@ impl<'a> BlockExtraKeys<'a> {
         if NAMES.iter().all(|name| memchr::memmem::find(body, name).is_none()) {
             return Self::default();
         }
-        // The engine rejects a body that cannot be parsed.
-        serde_json::from_slice(body).unwrap_or_default()
+        serde_json::from_slice(body).unwrap_or(Self { is_unknown: true, ..Self::default() })
     }
 
     /// Whether the request has no member that changes its block hashes.
@@ -98,7 +100,7 @@ impl BlockKeyspace {
 
     /// Hash schemes of a request; `None` if it has a member whose effect is unknown.
     pub(crate) fn schemes(&self, extras: &BlockExtraKeys<'_>) -> Option<BlockSchemes> {
-        if extras.lora_path.is_some() {
+        if extras.lora_path.is_some() || extras.is_unknown {
             return None;
         }
         match &self.hashing {
@@ -232,11 +234,7 @@ mod tests {
         assert!(BlockExtraKeys::read(br#"{"messages":[]}"#).is_empty());
         let extras = BlockExtraKeys::read(br#"{"a":{"cache_salt":"inner"},"cache_salt":"t\n1","x":1}"#);
         assert_eq!(extras.cache_salt.as_deref(), Some("t\n1"));
-        assert_eq!(
-            BlockExtraKeys::read(br#"{"cache_salt":7}"#),
-            BlockExtraKeys::default(),
-            "the engine refuses it"
-        );
+        assert!(BlockExtraKeys::read(br#"{"cache_salt":["a","b"]}"#).is_unknown, "one per prompt");
         assert!(!BlockExtraKeys::read(br#"{"lora_path":"x"}"#).is_empty());
     }
 }

@@ -10,7 +10,7 @@ mod spin_rw_lock;
 mod spin_rw_lock_tests;
 mod store_keys;
 
-pub(crate) use block_keyspace::{BlockExtraKeys, BlockKeyspace};
+pub(crate) use block_keyspace::{BlockExtraKeys, BlockKeyspace, BlockSchemes};
 pub(crate) use cache_groups::{EngineCacheGroups, NumberedCacheGroup};
 pub(crate) use hash_rule::HashRuleStatus;
 pub(crate) use index::{EngineSlotGuard, KvIndex};

@@ -10,18 +10,19 @@ pub(super) struct HybridHits<'a> {
     index: &'a KvIndex,
     keyspace: &'a BlockKeyspace,
     blocks: &'a SharedPromptBlocks,
-    input_tokens: u32,
+    reusable_tokens: u32,
     looked_up: Vec<(NumberedCacheGroup, BlockHolders)>,
 }
 
 impl<'a> HybridHits<'a> {
+    /// An engine takes at most `reusable_tokens` of the prompt from its cache.
     pub(super) fn new(
         index: &'a KvIndex,
         keyspace: &'a BlockKeyspace,
         blocks: &'a SharedPromptBlocks,
-        input_tokens: u32,
+        reusable_tokens: u32,
     ) -> Self {
-        Self { index, keyspace, blocks, input_tokens, looked_up: Vec::new() }
+        Self { index, keyspace, blocks, reusable_tokens, looked_up: Vec::new() }
     }
 
     /// What an engine with these groups has in its own memory. Objects of a store are not counted: which groups it has
@@ -32,7 +33,7 @@ impl<'a> HybridHits<'a> {
             return EngineHits::default();
         };
         let rules: Vec<CacheGroup> = groups.iter().map(|known| known.group).collect();
-        let tokens = reusable_tokens(&rules, self.input_tokens.saturating_sub(1), |group, block| {
+        let tokens = reusable_tokens(&rules, self.reusable_tokens, |group, block| {
             self.looked_up[tables[group]].1.has(engine, block as usize)
         });
         let blocks = tokens / self.keyspace.page_tokens().max(1);

@@ -6,11 +6,16 @@
 
 mod feeds;
 mod hybrid_hits;
+mod media_tokens;
 mod models;
+mod prediction_query;
 mod predictor;
+#[cfg(test)]
+mod predictor_tests;
 mod prompt_tokens;
 #[cfg(test)]
 mod recordings;
+mod reuse_limit;
 mod store_distance;
 mod stored_blocks;
 mod tokenize;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use moongate_discovery::{EngineFacts, EngineKind};
-use moongate_tokenize::{ModelFolder, PromptCaches, PromptLimits, PromptTokenizer};
+use moongate_tokenize::{ImageTokenRule, ModelFolder, PromptCaches, PromptLimits, PromptTokenizer};
 
 use super::prompt_tokens::SharedPromptBlocks;
 
@@ -22,6 +22,8 @@ pub(crate) struct ModelTokenizers {
     /// Cached conversations of all models.
     caches: PromptCaches<SharedPromptBlocks>,
     states: ArcSwap<HashMap<ModelTokenizerKey, ModelTokenizerState>>,
+    /// By model. Their folders may be usable although their tokenizers are not.
+    image_rules: ArcSwap<HashMap<String, ImageTokenRule>>,
 }
 
 #[derive(Debug, Clone)]
@@ -45,7 +47,17 @@ impl ModelTokenizers {
     /// `configured` folders take precedence over those that engines report. `conversation_bytes` limits the cached conversations of
     /// all models.
     pub(crate) fn new(configured: Vec<ModelFolder>, conversation_bytes: u64) -> Self {
-        Self { configured, caches: PromptCaches::new(conversation_bytes), states: ArcSwap::default() }
+        Self {
+            configured,
+            caches: PromptCaches::new(conversation_bytes),
+            states: ArcSwap::default(),
+            image_rules: ArcSwap::default(),
+        }
+    }
+
+    /// How many tokens an image has in a model.
+    pub(super) fn image_rule(&self, model: &str) -> ImageTokenRule {
+        self.image_rules.load().get(model).copied().unwrap_or(ImageTokenRule::Unknown)
     }
 
     /// The tokenizer, if it is loaded.
@@ -89,6 +101,7 @@ impl ModelTokenizers {
             self.set_state(key, ModelTokenizerState::Failed(folder.clone()));
             return;
         }
+        self.add_image_rule(model, ImageTokenRule::load(folder));
         let dialect = match engine {
             EngineKind::Sglang => moongate_tokenize::PromptDialect::Sglang,
             EngineKind::Vllm => moongate_tokenize::PromptDialect::Vllm,
@@ -103,6 +116,14 @@ impl ModelTokenizers {
                 self.set_state(key, ModelTokenizerState::Failed(folder.clone()));
             }
         }
+    }
+
+    fn add_image_rule(&self, model: &str, rule: ImageTokenRule) {
+        self.image_rules.rcu(|rules| {
+            let mut rules = HashMap::clone(rules);
+            rules.insert(model.to_owned(), rule);
+            rules
+        });
     }
 
     fn set_state(&self, key: ModelTokenizerKey, state: ModelTokenizerState) {

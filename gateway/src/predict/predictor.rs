@@ -2,28 +2,27 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-use moongate_block_hash::HashedBlock;
-use moongate_discovery::EngineKind;
 use moongate_scheduler::index::{EngineSlot, IndexLookup};
 use moongate_scheduler::{CacheHitPrediction, InstanceIndex, TierHits};
+use moongate_tokenize::PromptError;
 
 use super::feeds::{StoreView, StoreViewStatus};
 use super::hybrid_hits::HybridHits;
+use super::media_tokens;
 use super::models::ModelTokenizers;
-use super::prompt_tokens::{
-    PredictionError, PromptTokens, RequestPrompt, SharedPromptBlocks, TokenizerChoice,
-};
+use super::prediction_query::{HashedGroup, HashedPrompt, HashedQuery, KeyedBlocks, PredictionQuery};
+use super::prompt_tokens::{PredictionError, PromptTokens, RequestPrompt, TokenizerChoice};
+use super::reuse_limit::ReuseLimits;
 use super::store_distance::{StoreDistance, StoredBlockSites};
 use super::stored_blocks::StoredBlocks;
 use super::tokenize::EngineTokenizer;
 use crate::feedback::{ExpectedHits, StoredPrompt, TokenSource};
 use crate::fleet::EngineGroup;
 use crate::fleet::{FleetMember, FleetSnapshot};
+use crate::kv_index::BlockExtraKeys;
 use crate::kv_index::KvIndex;
-use crate::kv_index::{BlockExtraKeys, BlockKeyspace};
 use crate::memory::MemoryBudget;
-use crate::request_body::InferenceApi;
+use crate::request_body::MediaParts;
 
 /// Larger bodies are tokenized on a blocking thread: 100 KiB take about a millisecond.
 const READ_INLINE: usize = 64 << 10;
@@ -46,7 +45,7 @@ pub(crate) struct CacheHitPredictor {
 /// Predicted cache hits of one request.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PromptPrediction {
-    /// Exact number of prompt tokens.
+    /// Number of prompt tokens, of all prompts of a batch: exact unless only the beginning is known.
     pub(crate) input_tokens: u32,
     pub(crate) tokenized_by: TokenSource,
     /// By the engine's slot in the index.
@@ -59,6 +58,17 @@ pub(crate) struct PromptPrediction {
     pages: Arc<[u64]>,
     /// Size of these blocks in tokens.
     page_tokens: u32,
+    /// Whether the request has several prompts. The hits are then sums, and there are no blocks.
+    is_batch: bool,
+    /// Whether the hits are those of the text before an image or other media, and the length is an estimate.
+    is_incomplete: bool,
+}
+
+/// Lookups of one prompt's blocks, reused for the next.
+#[derive(Default)]
+struct TierLookups {
+    engines: IndexLookup,
+    store: IndexLookup,
 }
 
 /// Hits of one engine.
@@ -67,37 +77,6 @@ struct EngineHitsInGroup {
     hits: TierHits,
     /// Position of the engine's group among those with a prediction.
     group: usize,
-}
-
-/// The prompt of a body, to be hashed for a fleet's groups of engines.
-struct PredictionQuery {
-    api: InferenceApi,
-    body: Bytes,
-    /// Each with its source of tokens.
-    groups: Vec<(Arc<EngineGroup>, TokenizerChoice)>,
-}
-
-/// A prompt with its blocks under every keyspace.
-struct HashedQuery {
-    /// Length of the prompt in tokens.
-    input_tokens: u32,
-    tokenized_by: TokenSource,
-    prompts: Vec<HashedPrompt>,
-}
-
-/// The blocks of a prompt under one keyspace.
-struct HashedPrompt {
-    group: Arc<EngineGroup>,
-    engine_blocks: KeyedBlocks,
-    /// The same blocks as the store names them, if that differs.
-    store_blocks: Option<KeyedBlocks>,
-}
-
-/// The blocks that can be taken from a cache.
-struct KeyedBlocks {
-    blocks: SharedPromptBlocks,
-    /// Keys in the index; possibly fewer than blocks.
-    keys: Vec<u64>,
 }
 
 impl CacheHitPredictor {
@@ -116,13 +95,18 @@ impl CacheHitPredictor {
         self.store.as_ref().map(|store| store.status())
     }
 
+    /// Estimated tokens of the images, audio and video of a request for a model.
+    pub(crate) fn media_tokens(&self, model: &str, parts: &MediaParts) -> u64 {
+        media_tokens::estimate(parts, self.models.image_rule(model))
+    }
+
     /// Predicts the hits of each engine that serves the prompt's model.
     pub(crate) async fn predict(
         &self,
         fleet: &FleetSnapshot,
         prompt: RequestPrompt<'_>,
     ) -> Result<PromptPrediction, PredictionError> {
-        let RequestPrompt { api, model, fields, body } = prompt;
+        let RequestPrompt { api, model, fields, body, estimated_tokens } = prompt;
         let groups = fleet.groups(model);
         if groups.is_empty() {
             return Err(PredictionError::InsufficientCacheInfo);
@@ -135,66 +119,99 @@ impl CacheHitPredictor {
         if let (0, Some(error)) = (fields.prompt_ids, no_tokenizer_error(&groups)) {
             return Err(error);
         }
-        let query = PredictionQuery { api, body: body.clone(), groups };
-        let HashedQuery { input_tokens, tokenized_by, prompts: hashed } = if body.len() <= READ_INLINE {
-            query.hash()?
-        } else {
-            // Fails only at shutdown, when the result is no longer needed.
-            let memory = self.memory.clone();
-            let read = move || {
-                let _reserved = memory
-                    .reserve(reading_bytes(&query.body))
-                    .map_err(|_| PredictionError::PromptMemoryExhausted)?;
-                query.hash()
-            };
-            tokio::task::spawn_blocking(read).await.unwrap_or(Err(PredictionError::InsufficientCacheInfo))?
-        };
-        let mut predicted = PromptPrediction { input_tokens, tokenized_by, ..PromptPrediction::default() };
-        if let Some(HashedPrompt { group, engine_blocks, .. }) = hashed.first() {
-            predicted.pages = engine_blocks.keys.as_slice().into();
-            predicted.page_tokens = group.keyspace.page_tokens();
+        let limits = ReuseLimits::read(api, fields, body);
+        let hashed =
+            self.hash(PredictionQuery { api, body: body.clone(), groups, limits, estimated_tokens }).await?;
+        Ok(self.look_up(fleet, &hashed).await)
+    }
+
+    /// Hashes the prompts, long ones on a blocking thread.
+    async fn hash(&self, query: PredictionQuery) -> Result<HashedQuery, PredictionError> {
+        if query.body.len() <= READ_INLINE {
+            return query.hash();
         }
-        let (mut hits, mut store_hits) = (IndexLookup::default(), IndexLookup::default());
-        for (position, HashedPrompt { group, engine_blocks, store_blocks }) in hashed.iter().enumerate() {
+        let memory = self.memory.clone();
+        let read = move || {
+            let _reserved = memory
+                .reserve(reading_bytes(&query.body))
+                .map_err(|_| PredictionError::PromptMemoryExhausted)?;
+            query.hash()
+        };
+        // Fails only at shutdown, when the result is no longer needed.
+        tokio::task::spawn_blocking(read).await.unwrap_or(Err(PredictionError::InsufficientCacheInfo))
+    }
+
+    /// Finds what each engine has of the prompts.
+    async fn look_up(&self, fleet: &FleetSnapshot, hashed: &HashedQuery) -> PromptPrediction {
+        let HashedQuery { input_tokens, is_incomplete, tokenized_by, ref groups } = *hashed;
+        let mut predicted =
+            PromptPrediction { input_tokens, is_incomplete, tokenized_by, ..PromptPrediction::default() };
+        let mut lookups = TierLookups::default();
+        for (position, HashedGroup { group, prompts }) in groups.iter().enumerate() {
+            let [prompt] = prompts.as_slice() else {
+                // What a prompt of a batch shares only with an earlier one is not counted: engines may compute both at once.
+                predicted.is_batch = true;
+                for prompt in prompts {
+                    self.add_hits(group, position, prompt, &mut lookups, &mut predicted);
+                }
+                predicted.stored.push(None);
+                predicted.block_sites.push(StoredBlockSites::default());
+                continue;
+            };
+            let HashedPrompt { engine_blocks, store_blocks, .. } = prompt;
+            if position == 0 {
+                predicted.pages = engine_blocks.keys.as_slice().into();
+                predicted.page_tokens = group.keyspace.page_tokens();
+            }
+            let KeyedBlocks { blocks, keys } = store_blocks.as_ref().unwrap_or(engine_blocks);
             if let (Some(store), Some(layout)) = (&self.store, &group.store_naming) {
-                let KeyedBlocks { blocks, keys } = store_blocks.as_ref().unwrap_or(engine_blocks);
                 store.confirm(layout, &blocks.blocks()[..keys.len()], keys).await;
             }
-            self.index.lookup(&engine_blocks.keys, &mut hits);
-            if let Some(store_blocks) = store_blocks {
-                self.index.lookup(&store_blocks.keys, &mut store_hits);
-            }
-            let mut hybrid =
-                HybridHits::new(&self.index, &group.keyspace, &engine_blocks.blocks, input_tokens);
-            for engine in &group.engines {
-                let mut blocks = hits.engine(engine.slot);
-                let cache_groups = engine.groups.of_hybrid();
-                if !cache_groups.is_empty() {
-                    let hits =
-                        engine.hits(hybrid.of(engine.slot, &cache_groups), group.keyspace.page_tokens());
-                    predicted.set_hits(engine.slot, EngineHitsInGroup { hits, group: position });
-                    continue;
-                }
-                if store_blocks.is_some() {
-                    // No engine has blocks with the store's names, so the store's run starts at the beginning of the prompt.
-                    blocks.shared = store_hits.engine(engine.slot).shared.saturating_sub(blocks.local);
-                }
-                let hits = engine.hits(blocks, group.keyspace.page_tokens());
-                predicted.set_hits(engine.slot, EngineHitsInGroup { hits, group: position });
-            }
-            let runs = if store_blocks.is_some() { &store_hits.shared } else { &hits.shared };
+            self.add_hits(group, position, prompt, &mut lookups, &mut predicted);
+            let runs = if store_blocks.is_some() { &lookups.store.shared } else { &lookups.engines.shared };
             let sites = |store: &Arc<StoreView>| {
                 StoredBlockSites::of(runs, group.keyspace.page_tokens(), fleet, store)
             };
-            let blocks = &store_blocks.as_ref().unwrap_or(engine_blocks).blocks;
-            predicted.stored.push(group.store_naming.as_ref().map(|naming| StoredBlocks {
+            let naming = group.store_naming.as_ref().filter(|_| !is_incomplete);
+            predicted.stored.push(naming.map(|naming| StoredBlocks {
                 naming: naming.clone(),
                 blocks: blocks.clone(),
                 tokens: input_tokens,
             }));
             predicted.block_sites.push(self.store.as_ref().map(sites).unwrap_or_default());
         }
-        Ok(predicted)
+        predicted
+    }
+
+    /// Adds the hits of one prompt in the engines of a group.
+    fn add_hits(
+        &self,
+        group: &EngineGroup,
+        position: usize,
+        prompt: &HashedPrompt,
+        lookups: &mut TierLookups,
+        predicted: &mut PromptPrediction,
+    ) {
+        let HashedPrompt { engine_blocks, store_blocks, reusable_tokens } = prompt;
+        self.index.lookup(&engine_blocks.keys, &mut lookups.engines);
+        if let Some(store_blocks) = store_blocks {
+            self.index.lookup(&store_blocks.keys, &mut lookups.store);
+        }
+        let reusable_tokens = u32::try_from(*reusable_tokens).unwrap_or(u32::MAX);
+        let mut hybrid =
+            HybridHits::new(&self.index, &group.keyspace, &engine_blocks.blocks, reusable_tokens);
+        for engine in &group.engines {
+            let mut blocks = lookups.engines.engine(engine.slot);
+            let cache_groups = engine.groups.of_hybrid();
+            if !cache_groups.is_empty() {
+                blocks = hybrid.of(engine.slot, &cache_groups);
+            } else if store_blocks.is_some() {
+                // No engine has blocks with the store's names, so the store's run starts at the beginning of the prompt.
+                blocks.shared = lookups.store.engine(engine.slot).shared.saturating_sub(blocks.local);
+            }
+            let hits = engine.hits(blocks, group.keyspace.page_tokens());
+            predicted.add_hits(engine.slot, EngineHitsInGroup { hits, group: position });
+        }
     }
 
     /// Tokens of a prompt for each kind of engine, by its name.
@@ -212,7 +229,12 @@ impl CacheHitPredictor {
             for (group, tokenizer) in groups {
                 let name = group.engine.as_str();
                 if !tokens_by_engine.iter().any(|(engine, _)| *engine == name) {
-                    tokens_by_engine.push((name, PromptTokens::of(api, &body, tokenizer)?.to_vec()));
+                    let prompts = PromptTokens::of(api, &body, tokenizer, &group)?;
+                    let [prompt] = prompts.as_slice() else { return Err(PredictionError::NotSinglePrompt) };
+                    if prompt.is_incomplete() {
+                        return Err(PredictionError::Prompt(PromptError::Multimodal("media".to_owned())));
+                    }
+                    tokens_by_engine.push((name, prompt.to_vec()));
                 }
             }
             Ok(tokens_by_engine)
@@ -276,57 +298,17 @@ fn no_tokenizer_error(groups: &[(Arc<EngineGroup>, TokenizerChoice)]) -> Option<
     reasons.all(|error| error.is_some()).then_some(first)
 }
 
-impl PredictionQuery {
-    fn hash(self) -> Result<HashedQuery, PredictionError> {
-        let extras = BlockExtraKeys::read(&self.body);
-        let (mut input_tokens, mut tokenized_by) = (0, TokenSource::Client);
-        let mut tokens_by_engine: Vec<(EngineKind, PromptTokens)> = Vec::new();
-        let mut hashed = Vec::with_capacity(self.groups.len());
-        for (group, tokenizer) in self.groups {
-            let Some(schemes) = group.keyspace.schemes(&extras) else { continue };
-            if !tokens_by_engine.iter().any(|(engine, _)| *engine == group.engine) {
-                tokens_by_engine.push((group.engine, PromptTokens::of(self.api, &self.body, tokenizer)?));
-            }
-            let Some((_, tokens)) = tokens_by_engine.iter().find(|(engine, _)| *engine == group.engine)
-            else {
-                continue;
-            };
-            input_tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
-            tokenized_by = tokens.tokenized_by();
-            let name = |scheme| {
-                let blocks = tokens.blocks(&group.keyspace, scheme, extras.is_empty());
-                let usable = reusable_blocks(blocks.blocks(), tokens.len(), &group.keyspace);
-                let keys =
-                    usable.iter().map(|block| group.keyspace.namespace().key(block.event_hash)).collect();
-                KeyedBlocks { blocks, keys }
-            };
-            let (engine_blocks, store_blocks) = (name(schemes.events), schemes.store.map(name));
-            hashed.push(HashedPrompt { group, engine_blocks, store_blocks });
-        }
-        if hashed.is_empty() {
-            Err(PredictionError::InsufficientCacheInfo)
-        } else {
-            Ok(HashedQuery { input_tokens, tokenized_by, prompts: hashed })
-        }
-    }
-}
-
-/// Blocks that an engine can take from a cache: it always computes at least one token of the prompt.
-fn reusable_blocks<'a>(
-    blocks: &'a [HashedBlock],
-    tokens: usize,
-    keyspace: &BlockKeyspace,
-) -> &'a [HashedBlock] {
-    let limit = tokens.saturating_sub(1) / keyspace.page_tokens().max(1) as usize;
-    &blocks[..limit.min(blocks.len())]
-}
-
 impl PromptPrediction {
-    fn set_hits(&mut self, slot: EngineSlot, hits: EngineHitsInGroup) {
+    /// Adds an engine's hits of one prompt.
+    fn add_hits(&mut self, slot: EngineSlot, added: EngineHitsInGroup) {
         if self.by_slot.len() <= slot.as_usize() {
             self.by_slot.resize(slot.as_usize() + 1, Default::default());
         }
-        self.by_slot[slot.as_usize()] = hits;
+        let EngineHitsInGroup { hits, group } = &mut self.by_slot[slot.as_usize()];
+        hits.l1_tokens = hits.l1_tokens.saturating_add(added.hits.l1_tokens);
+        hits.l2_tokens = hits.l2_tokens.saturating_add(added.hits.l2_tokens);
+        hits.l3_tokens = hits.l3_tokens.saturating_add(added.hits.l3_tokens);
+        *group = added.group;
     }
 
     fn of(&self, member: &FleetMember) -> EngineHitsInGroup {
@@ -334,9 +316,16 @@ impl PromptPrediction {
         hits.copied().unwrap_or_default()
     }
 
-    /// The hits that an engine should report, if the request goes there.
-    pub(crate) fn expected_hits(&self, member: &FleetMember) -> ExpectedHits {
-        ExpectedHits { hits: self.of(member).hits, input_tokens: self.input_tokens }
+    /// The hits of an engine.
+    pub(crate) fn hits(&self, member: &FleetMember) -> TierHits {
+        self.of(member).hits
+    }
+
+    /// The hits that an engine should report, if the request goes there; `None` for a batch, of which vLLM reports only the last prompt's,
+    /// and for a prompt of which only the beginning is known.
+    pub(crate) fn expected_hits(&self, member: &FleetMember) -> Option<ExpectedHits> {
+        let expected = ExpectedHits { hits: self.hits(member), input_tokens: self.input_tokens };
+        (!self.is_batch && !self.is_incomplete).then_some(expected)
     }
 
     /// The prompt's objects in the store of the engine that computes it; `None` without a store.

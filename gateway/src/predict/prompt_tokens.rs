@@ -5,14 +5,19 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use moongate_block_hash::{BlockHashChain, HashScheme, HashedBlock};
+use moongate_discovery::EngineKind;
 use moongate_scheduler::ModelIndex;
-use moongate_tokenize::{PromptError, TemplateTime, TextBody, TextPrompt, TokenizedPrompt};
+use moongate_tokenize::{PromptError, PromptTruncation, TemplateTime, TextBody, TextPrompt, TokenizedPrompt};
 
 use super::models::BlockTokenizer;
 use super::tokenize::{EngineTokenizeError, EngineTokens};
 use crate::feedback::TokenSource;
+use crate::fleet::EngineGroup;
 use crate::kv_index::BlockKeyspace;
 use crate::request_body::{InferenceApi, RoutingFields};
+
+/// Maximum number of prompts of a batch: each is looked up in the index of all engines.
+const MAX_PROMPTS: usize = 1024;
 
 /// The prompt of a request to be predicted or tokenized.
 #[derive(Debug, Clone, Copy)]
@@ -22,6 +27,8 @@ pub(crate) struct RequestPrompt<'a> {
     /// Parsed members of the body.
     pub(crate) fields: &'a RoutingFields<'a>,
     pub(crate) body: &'a Bytes,
+    /// Estimated length of the prompt, if its tokens cannot be counted.
+    pub(crate) estimated_tokens: u32,
 }
 
 /// Cached with a conversation: the blocks of its last prompt.
@@ -48,8 +55,8 @@ pub(crate) enum PredictionError {
     /// The model has no local tokenizer, and no engine returned the tokens.
     #[error("no local tokenizer for this model, and {0}; add one with --model NAME=DIR")]
     EngineTokenize(EngineTokenizeError),
-    /// The request has several prompts, or none that is parsed.
-    #[error("the request does not have exactly one prompt")]
+    /// The request has no prompt that is parsed, or more than are predicted.
+    #[error("the request has no prompt, or too many")]
     NotSinglePrompt,
     /// Long prompts that are being tokenized leave no memory for this one.
     #[error("no memory left for tokenizing this prompt; raise --prompt-memory")]
@@ -89,66 +96,119 @@ pub(super) enum PromptTokens {
     Client(Vec<u32>),
     Engine(EngineTokens),
     Local(TokenizedPrompt<SharedPromptBlocks>, Arc<BlockTokenizer>),
+    /// Those before the first image, recording or video.
+    BeforeMedia(TokenizedPrompt<SharedPromptBlocks>, Arc<BlockTokenizer>),
 }
 
 impl PromptTokens {
-    /// The tokens that an engine will compute for this body. Takes milliseconds for a long new prompt.
+    /// The prompts of a body as tokens that an engine of the group will compute. Takes milliseconds for a long new prompt.
     pub(super) fn of(
         api: InferenceApi,
         body: &[u8],
         tokenizer: TokenizerChoice,
-    ) -> Result<Self, PredictionError> {
+        group: &EngineGroup,
+    ) -> Result<Vec<Self>, PredictionError> {
         match api {
-            InferenceApi::Chat => {
-                let model = match tokenizer {
-                    TokenizerChoice::Local(model) => model,
-                    TokenizerChoice::Engine(tokens) => return Ok(Self::Engine(tokens)),
-                    TokenizerChoice::Unavailable(error) => return Err(error),
-                };
-                let chat = model.read_chat(body).map_err(PredictionError::Prompt)?;
-                let prompt = model.tokenize_chat(&chat, now()).map_err(PredictionError::Prompt)?;
-                Ok(Self::Local(prompt, model))
-            }
-            InferenceApi::Completions | InferenceApi::Generate => {
-                let TextBody { mut prompts, add_special_tokens } =
-                    TextBody::parse(body).map_err(PredictionError::Prompt)?;
-                match (prompts.pop(), prompts.is_empty()) {
-                    (Some(TextPrompt::Ids(ids)), true) => Ok(Self::Client(ids)),
-                    (Some(text), true) => match tokenizer {
-                        TokenizerChoice::Local(model) => {
-                            let prompt = model.tokenize_text(&text, add_special_tokens);
-                            Ok(Self::Local(prompt.map_err(PredictionError::Prompt)?, model))
-                        }
-                        TokenizerChoice::Engine(tokens) => Ok(Self::Engine(tokens)),
-                        TokenizerChoice::Unavailable(error) => Err(error),
-                    },
-                    _ => Err(PredictionError::NotSinglePrompt),
-                }
-            }
+            InferenceApi::Chat => Ok(vec![Self::of_chat(body, tokenizer, group)?]),
+            InferenceApi::Completions | InferenceApi::Generate => Self::of_texts(body, &tokenizer, group),
             InferenceApi::Other => Err(PredictionError::NotSinglePrompt),
         }
+    }
+
+    fn of_chat(
+        body: &[u8],
+        tokenizer: TokenizerChoice,
+        group: &EngineGroup,
+    ) -> Result<Self, PredictionError> {
+        let model = match tokenizer {
+            TokenizerChoice::Local(model) => model,
+            TokenizerChoice::Engine(tokens) => return Ok(Self::Engine(tokens)),
+            TokenizerChoice::Unavailable(error) => return Err(error),
+        };
+        Self::of_local_chat(body, model, group).map_err(PredictionError::Prompt)
+    }
+
+    fn of_local_chat(
+        body: &[u8],
+        model: Arc<BlockTokenizer>,
+        group: &EngineGroup,
+    ) -> Result<Self, PromptError> {
+        let chat = model.read_chat(body)?;
+        let truncation = chat.truncation()?;
+        match model.tokenize_chat(&chat, now()) {
+            Ok(prompt) => Ok(Self::Local(truncated(prompt, truncation, group)?, model)),
+            Err(PromptError::Multimodal(part)) if truncation.is_none() => {
+                let prompt = model.tokenize_chat_before_media(&chat, now())?;
+                // A prediction without a block would only hide that there is none.
+                if prompt.ids().len() <= group.keyspace.page_tokens() as usize {
+                    return Err(PromptError::Multimodal(part));
+                }
+                Ok(Self::BeforeMedia(prompt, model))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn of_texts(
+        body: &[u8],
+        tokenizer: &TokenizerChoice,
+        group: &EngineGroup,
+    ) -> Result<Vec<Self>, PredictionError> {
+        let mut text = TextBody::parse(body).map_err(PredictionError::Prompt)?;
+        let prompts = std::mem::take(&mut text.prompts);
+        if let (TokenizerChoice::Engine(tokens), [TextPrompt::Text(_)]) = (tokenizer, prompts.as_slice()) {
+            return Ok(vec![Self::Engine(tokens.clone())]);
+        }
+        if prompts.is_empty() || prompts.len() > MAX_PROMPTS {
+            return Err(PredictionError::NotSinglePrompt);
+        }
+        let truncation = text.truncation().map_err(PredictionError::Prompt)?;
+        let truncation = truncation.filter(|_| group.engine == EngineKind::Vllm);
+        let prompts = prompts.into_iter().map(|prompt| match (prompt, tokenizer) {
+            (TextPrompt::Ids(ids), _) => {
+                let ids = match truncation {
+                    Some(truncation) => truncation.truncate_ids(ids, group.context_length),
+                    None => Ok(ids),
+                };
+                ids.map(Self::Client).map_err(PredictionError::Prompt)
+            }
+            (prompt, TokenizerChoice::Local(model)) => {
+                let prompt = model
+                    .tokenize_text(&prompt, text.add_special_tokens)
+                    .and_then(|prompt| truncated(prompt, truncation, group));
+                Ok(Self::Local(prompt.map_err(PredictionError::Prompt)?, model.clone()))
+            }
+            (_, TokenizerChoice::Engine(_)) => Err(PredictionError::NotSinglePrompt),
+            (_, TokenizerChoice::Unavailable(error)) => Err(error.clone()),
+        });
+        prompts.collect()
     }
 
     pub(super) fn len(&self) -> usize {
         match self {
             PromptTokens::Client(ids) => ids.len(),
             PromptTokens::Engine(tokens) => tokens.ids.len(),
-            PromptTokens::Local(prompt, _) => prompt.ids().len(),
+            PromptTokens::Local(prompt, _) | PromptTokens::BeforeMedia(prompt, _) => prompt.ids().len(),
         }
+    }
+
+    /// Whether the prompt has further tokens.
+    pub(super) fn is_incomplete(&self) -> bool {
+        matches!(self, PromptTokens::BeforeMedia(..))
     }
 
     pub(super) fn to_vec(&self) -> Vec<u32> {
         match self {
             PromptTokens::Client(ids) => ids.clone(),
             PromptTokens::Engine(tokens) => tokens.ids.to_vec(),
-            PromptTokens::Local(prompt, _) => prompt.ids().to_vec(),
+            PromptTokens::Local(prompt, _) | PromptTokens::BeforeMedia(prompt, _) => prompt.ids().to_vec(),
         }
     }
 
     pub(super) fn tokenized_by(&self) -> TokenSource {
         match self {
             PromptTokens::Client(_) => TokenSource::Client,
-            PromptTokens::Local(..) => TokenSource::Gateway,
+            PromptTokens::Local(..) | PromptTokens::BeforeMedia(..) => TokenSource::Gateway,
             PromptTokens::Engine(EngineTokens { from_cache: true, .. }) => TokenSource::EngineCache,
             PromptTokens::Engine(_) => TokenSource::Engine,
         }
@@ -161,38 +221,38 @@ impl PromptTokens {
         scheme: HashScheme,
         is_plain: bool,
     ) -> SharedPromptBlocks {
-        let (mut blocks, rest) = match self {
+        let (prompt, model) = match self {
             PromptTokens::Client(ids) => return CachedPromptBlocks::of(ids, keyspace, scheme),
             PromptTokens::Engine(tokens) => return CachedPromptBlocks::of(&tokens.ids, keyspace, scheme),
-            // A salt changes all hashes, and the cached ones were computed without one.
-            PromptTokens::Local(prompt, _) if is_plain => self.common(prompt, keyspace),
-            PromptTokens::Local(prompt, _) => (Vec::new(), prompt.ids().to_vec()),
+            PromptTokens::Local(prompt, model) | PromptTokens::BeforeMedia(prompt, model) => (prompt, model),
         };
+        // A salt changes all hashes, and the cached ones were computed without one.
+        let (mut blocks, rest) =
+            if is_plain { common(prompt, keyspace) } else { (Vec::new(), prompt.ids().to_vec()) };
         BlockHashChain::resume(scheme, &blocks).extend(&rest, &mut blocks);
         let cached = Arc::new(CachedPromptBlocks { keyspace: keyspace.clone(), blocks });
-        if let (PromptTokens::Local(prompt, model), true) = (self, is_plain) {
+        if is_plain {
             model.cache_conversation(prompt, cached.clone());
         }
         cached
     }
+}
 
-    /// Blocks that the prompt shares with the cached ones of its conversation, and the tokens after them.
-    fn common(
-        &self,
-        prompt: &TokenizedPrompt<SharedPromptBlocks>,
-        keyspace: &BlockKeyspace,
-    ) -> (Vec<HashedBlock>, Vec<u32>) {
-        let block = keyspace.page_tokens() as usize;
-        // A block that also depends on the next token (bigrams) is only shared if that token is.
-        let full = prompt.cached_prefix_tokens().saturating_sub(1) / block;
-        let blocks = match prompt.slot().filter(|cached| cached.keyspace == *keyspace) {
-            Some(cached) => cached.blocks[..full.min(cached.blocks.len())].to_vec(),
-            None => Vec::new(),
-        };
-        let mut rest = Vec::with_capacity(prompt.ids().len() - blocks.len() * block);
-        prompt.ids().slices_from(blocks.len() * block).for_each(|ids| rest.extend_from_slice(ids));
-        (blocks, rest)
-    }
+/// Blocks that the prompt shares with the cached ones of its conversation, and the tokens after them.
+fn common(
+    prompt: &TokenizedPrompt<SharedPromptBlocks>,
+    keyspace: &BlockKeyspace,
+) -> (Vec<HashedBlock>, Vec<u32>) {
+    let block = keyspace.page_tokens() as usize;
+    // A block that also depends on the next token (bigrams) is only shared if that token is.
+    let full = prompt.cached_prefix_tokens().saturating_sub(1) / block;
+    let blocks = match prompt.slot().filter(|cached| cached.keyspace == *keyspace) {
+        Some(cached) => cached.blocks[..full.min(cached.blocks.len())].to_vec(),
+        None => Vec::new(),
+    };
+    let mut rest = Vec::with_capacity(prompt.ids().len() - blocks.len() * block);
+    prompt.ids().slices_from(blocks.len() * block).for_each(|ids| rest.extend_from_slice(ids));
+    (blocks, rest)
 }
 
 impl CachedPromptBlocks {
@@ -205,6 +265,20 @@ impl CachedPromptBlocks {
     /// The blocks in prompt order.
     pub(super) fn blocks(&self) -> &[HashedBlock] {
         &self.blocks
+    }
+}
+
+/// The part of a prompt that an engine of the group computes. An engine that returned the tokens has already truncated them.
+fn truncated(
+    prompt: TokenizedPrompt<SharedPromptBlocks>,
+    truncation: Option<PromptTruncation>,
+    group: &EngineGroup,
+) -> Result<TokenizedPrompt<SharedPromptBlocks>, PromptError> {
+    match truncation {
+        Some(truncation) if group.engine == EngineKind::Vllm => {
+            prompt.truncated(truncation, group.context_length)
+        }
+        _ => Ok(prompt),
     }
 }
 

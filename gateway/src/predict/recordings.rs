@@ -97,7 +97,7 @@ fn predict(
         index.lookup(&keys, &mut lookup);
         lookup.engine(engine.slot())
     } else {
-        HybridHits::new(index, keyspace, &blocks, length).of(engine.slot(), &groups)
+        HybridHits::new(index, keyspace, &blocks, length.saturating_sub(1)).of(engine.slot(), &groups)
     };
     hits.local * keyspace.page_tokens()
 }

@@ -9,7 +9,8 @@ use std::borrow::Cow;
 use memchr::memchr2;
 
 use super::json_shape::{JsonKind, JsonShape, SamplingKey, SamplingParams, is_cache_mark};
-use super::routing_fields::{BodyMember, BodyMembers};
+use super::media_parts::MediaKind;
+use super::routing_fields::{BodyMember, BodyMembers, may_limit_reuse};
 use super::transfer_members::{is_transfer_member, is_user_data};
 
 /// Most nested arrays and objects; below serde_json's own limit of 127.
@@ -31,6 +32,8 @@ pub(super) fn members(body: &[u8]) -> Option<BodyMembers<'_>> {
         bytes: body,
         position: 0,
         finds_transfer_members: false,
+        finds_media: false,
+        is_media: false,
     };
     let mut members = BodyMembers::default();
     reader.skip_whitespace();
@@ -42,6 +45,7 @@ pub(super) fn members(body: &[u8]) -> Option<BodyMembers<'_>> {
         let key = BodyMember::from_key(name);
         let start = reader.position;
         reader.finds_transfer_members = matches!(reader.peek()?, b'{' | b'[') && !is_user_data(name);
+        reader.finds_media = key == Some(BodyMember::Messages);
         let mut shape = JsonShape::default();
         shape.kind = reader.value(&mut shape, 1)?;
         if key.is_some() && is_inexact(&shape) {
@@ -56,6 +60,7 @@ pub(super) fn members(body: &[u8]) -> Option<BodyMembers<'_>> {
             shape = JsonShape { kind: shape.kind, ..JsonShape::default() };
         }
         members.has_transfer_members |= shape.has_transfer_members || is_transfer_member(name);
+        members.may_limit_reuse |= may_limit_reuse(name);
         members.record(key, shape);
     }
     reader.skip_whitespace();
@@ -79,6 +84,10 @@ struct FastBodyReader<'a> {
     position: usize,
     /// Whether members that steer KV transfer are searched for in the current value.
     finds_transfer_members: bool,
+    /// Whether media is searched for in the current value.
+    finds_media: bool,
+    /// Whether the position is inside a member with media.
+    is_media: bool,
 }
 
 impl<'a> FastBodyReader<'a> {
@@ -133,7 +142,13 @@ impl<'a> FastBodyReader<'a> {
         match self.peek()? {
             b'"' => {
                 self.position += 1;
-                shape.string_bytes += self.string()?;
+                let start = self.position;
+                let length = self.string()?;
+                if self.is_media {
+                    shape.media().add_text(&self.unescaped(start, length)?);
+                } else {
+                    shape.string_bytes += length;
+                }
                 Some(JsonKind::String)
             }
             b'-' | b'0'..=b'9' => {
@@ -173,7 +188,11 @@ impl<'a> FastBodyReader<'a> {
             first = false;
             let key = self.key()?;
             shape.has_transfer_members |= self.finds_transfer_members && is_transfer_member(key);
-            let kind = self.value(shape, depth + 1)?;
+            let media = MediaKind::of_key(key).filter(|_| self.finds_media && !self.is_media);
+            let kind = match media {
+                Some(media) => self.media(media, shape, depth + 1)?,
+                None => self.value(shape, depth + 1)?,
+            };
             shape.has_cache_mark |= kind == JsonKind::Object && is_cache_mark(key);
             if depth == 1 {
                 sampling.set(SamplingKey::from_key(key), kind);
@@ -183,6 +202,27 @@ impl<'a> FastBodyReader<'a> {
             shape.sampling = Some(sampling);
         }
         Some(JsonKind::Object)
+    }
+
+    /// Reads the value of a member with media.
+    fn media(&mut self, kind: MediaKind, shape: &mut JsonShape, depth: u32) -> Option<JsonKind> {
+        shape.media().begin(kind);
+        self.is_media = true;
+        let kind = self.value(shape, depth)?;
+        self.is_media = false;
+        if kind == JsonKind::Null {
+            shape.media().cancel();
+        }
+        Some(kind)
+    }
+
+    /// The string that starts at `start`, was just read and has `length` bytes without its escapes.
+    fn unescaped(&self, start: usize, length: u64) -> Option<Cow<'a, str>> {
+        let text = self.text.get(start..self.position.checked_sub(1)?)?;
+        if text.len() as u64 == length {
+            return Some(Cow::Borrowed(text));
+        }
+        serde_json::from_str(self.text.get(start.checked_sub(1)?..self.position)?).map(Cow::Owned).ok()
     }
 
     /// Enters an array or object, if the depth permits it.

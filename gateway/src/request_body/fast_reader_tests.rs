@@ -40,7 +40,11 @@ fn common_bodies_are_accepted() {
     let batch =
         json!({"input_ids": [[1, 2], [], [128_000]], "sampling_params": {"n": 4, "temperature": 0.5}});
     let completion = json!({"prompt": ["a\n", "b"], "n": 2});
-    for body in [chat, ids, batch, completion, json!({})] {
+    let media = json!({"messages": [{"content": [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAACgAAAAeCAIAAADRv8uK"}},
+        {"input_audio": {"data": "a\"\u{e9}".repeat(99), "format": "wav"}, "image": null, "video": [{"image": "x"}]},
+    ]}], "image": {"url": "x"}, "echo": true});
+    for body in [chat, ids, batch, completion, media, json!({})] {
         assert!(is_accepted(body.to_string().as_bytes()), "{body}");
         assert!(is_accepted(serde_json::to_string_pretty(&body).unwrap().as_bytes()), "{body:#}");
     }
@@ -164,11 +168,12 @@ fn any_key() -> impl Strategy<Value = String> {
 
 /// A body with known members, some inside an array or object.
 fn any_body() -> impl Strategy<Value = String> {
-    let value = (any_value(), any_value(), 0..8_u8).prop_map(|(one, two, shape)| match shape {
+    let value = (any_value(), any_value(), 0..9_u8).prop_map(|(one, two, shape)| match shape {
         0 => format!("[{one},{two}]"),
         1 => format!("{{\"n\":{one} , \"max_new_tokens\": {two}}}"),
         2 => format!("[ {one}, {one}, {two} ]"),
         3 => format!("[{{\"cache_control\":{one}}}, {{\"a\": [{{\"prompt_cache_breakpoint\": {two}}}]}}]"),
+        4 => format!("[{{\"image_url\":{one},\"input_audio\":{{\"data\": {two}}},\"x\":{one}}}]"),
         _ => one,
     });
     prop::collection::vec((any_key(), value), 0..5).prop_map(|members| {

@@ -3,6 +3,7 @@
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
+use super::media_parts::{MediaKind, MediaParts};
 use super::transfer_members::is_transfer_member;
 
 /// Shape and size of one JSON value.
@@ -16,8 +17,10 @@ pub(crate) struct JsonShape {
     pub(crate) first_item: JsonKind,
     /// An array item of another type than the first: its index and type.
     pub(crate) mismatched_item: Option<(u32, JsonKind)>,
-    /// Bytes of all strings inside, without object keys.
+    /// Bytes of all strings inside, without object keys and media.
     pub(crate) string_bytes: u64,
+    /// Images and other media inside, if the value is the messages of a chat. Boxed, since few bodies have any.
+    pub(crate) media: Option<Box<MediaParts>>,
     /// Count of all numbers inside.
     pub(crate) numbers: u64,
     /// `n` and `max_new_tokens`, if the value is an object (SGLang's `sampling_params`).
@@ -40,6 +43,10 @@ pub(super) fn is_cache_mark(key: &str) -> bool {
 }
 
 impl JsonShape {
+    pub(super) fn media(&mut self) -> &mut MediaParts {
+        self.media.get_or_insert_default()
+    }
+
     /// Prepares for the next item of the value itself, an array.
     pub(crate) fn start_item(&mut self) {
         self.has_cache_mark = false;
@@ -106,10 +113,12 @@ impl JsonKind {
     }
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct JsonShapeSeed {
     /// Whether members that steer KV transfer are searched for.
     pub(crate) finds_transfer_members: bool,
+    /// Whether media is searched for.
+    pub(crate) finds_media: bool,
 }
 
 impl<'de> DeserializeSeed<'de> for JsonShapeSeed {
@@ -117,12 +126,8 @@ impl<'de> DeserializeSeed<'de> for JsonShapeSeed {
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<JsonShape, D::Error> {
         let mut shape = JsonShape::default();
-        shape.kind = JsonShapeVisitor {
-            shape: &mut shape,
-            depth: 0,
-            finds_transfer_members: self.finds_transfer_members,
-        }
-        .deserialize(deserializer)?;
+        shape.kind = JsonShapeVisitor { shape: &mut shape, depth: 0, seed: self, is_media: false }
+            .deserialize(deserializer)?;
         Ok(shape)
     }
 }
@@ -131,7 +136,9 @@ impl<'de> DeserializeSeed<'de> for JsonShapeSeed {
 struct JsonShapeVisitor<'t> {
     shape: &'t mut JsonShape,
     depth: u32,
-    finds_transfer_members: bool,
+    seed: JsonShapeSeed,
+    /// Whether the value is inside a member with media.
+    is_media: bool,
 }
 
 impl<'de> DeserializeSeed<'de> for JsonShapeVisitor<'_> {
@@ -166,7 +173,8 @@ impl JsonShapeVisitor<'_> {
         JsonShapeVisitor {
             shape: &mut *self.shape,
             depth: self.depth + 1,
-            finds_transfer_members: self.finds_transfer_members,
+            seed: self.seed,
+            is_media: self.is_media,
         }
     }
 
@@ -200,7 +208,11 @@ impl<'de> Visitor<'de> for JsonShapeVisitor<'_> {
     }
 
     fn visit_str<E: Error>(self, value: &str) -> Result<JsonKind, E> {
-        self.shape.string_bytes += value.len() as u64;
+        if self.is_media {
+            self.shape.media().add_text(value);
+        } else {
+            self.shape.string_bytes += value.len() as u64;
+        }
         Ok(JsonKind::String)
     }
 
@@ -224,8 +236,16 @@ impl<'de> Visitor<'de> for JsonShapeVisitor<'_> {
         let top = self.depth == 0;
         let mut sampling = SamplingParams::default();
         while let Some(key) = map.next_key_seed(NestedKeySeed)? {
-            self.shape.has_transfer_members |= self.finds_transfer_members && key.steers_transfer;
-            let kind = map.next_value_seed(self.nested())?;
+            self.shape.has_transfer_members |= self.seed.finds_transfer_members && key.steers_transfer;
+            let media = key.media.filter(|_| self.seed.finds_media && !self.is_media);
+            if let Some(media) = media {
+                self.shape.media().begin(media);
+            }
+            let nested = JsonShapeVisitor { is_media: self.is_media || media.is_some(), ..self.nested() };
+            let kind = map.next_value_seed(nested)?;
+            if media.is_some() && kind == JsonKind::Null {
+                self.shape.media().cancel();
+            }
             self.shape.has_cache_mark |= key.is_cache_mark && kind == JsonKind::Object;
             if top {
                 sampling.set(key.sampling, kind);
@@ -260,6 +280,7 @@ impl SamplingKey {
 struct NestedKey {
     sampling: SamplingKey,
     steers_transfer: bool,
+    media: Option<MediaKind>,
     is_cache_mark: bool,
 }
 
@@ -284,6 +305,7 @@ impl Visitor<'_> for NestedKeySeed {
         Ok(NestedKey {
             sampling: SamplingKey::from_key(key),
             steers_transfer: is_transfer_member(key),
+            media: MediaKind::of_key(key),
             is_cache_mark: is_cache_mark(key),
         })
     }

@@ -2,13 +2,16 @@
 //! else stays byte for byte as the client sent it.
 
 mod fast_reader;
+mod image_size;
 mod json_shape;
+mod media_parts;
 mod routing_fields;
 mod serde_reader;
 mod splice;
 mod strip;
 mod transfer_members;
 
+pub(crate) use media_parts::{MediaKind, MediaPart, MediaParts};
 #[doc(hidden)]
 pub use routing_fields::accepts;
 pub(crate) use routing_fields::{BodyMember, InferenceApi, RoutingFields};

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use super::fast_reader;
 use super::json_shape::{CACHE_CONTROL, JsonKind, JsonShape};
+use super::media_parts::MediaParts;
 use super::serde_reader::strict_members;
 use crate::error::{ApiError, ApiErrorCode};
 
@@ -109,7 +110,10 @@ pub(crate) struct RoutingFields<'a> {
     pub(crate) max_output_tokens: Option<u32>,
     /// The client's seed, if it is an integer.
     pub(crate) seed: Option<i64>,
+    /// Bytes of the prompt's text.
     pub(crate) prompt_bytes: u64,
+    /// Images and other media of a chat.
+    pub(crate) media: Option<Box<MediaParts>>,
     /// Prompt token ids given as numbers.
     pub(crate) prompt_ids: u64,
     /// Whether the client asks to keep the whole prompt for further requests.
@@ -118,6 +122,8 @@ pub(crate) struct RoutingFields<'a> {
     pub(crate) is_empty_object: bool,
     /// Whether it has members that steer KV transfer, which must be removed before the body is used.
     pub(crate) has_transfer_members: bool,
+    /// Whether it has a member that may keep an engine from using its cache.
+    pub(crate) may_limit_reuse: bool,
     present: u32,
 }
 
@@ -184,6 +190,16 @@ pub(super) struct BodyMembers<'a> {
     count: u32,
     /// Whether a member that steers KV transfer is among them, or inside one that an engine may parse for parameters.
     pub(super) has_transfer_members: bool,
+    /// Whether a member of [`REUSE_MEMBERS`] is among them.
+    pub(super) may_limit_reuse: bool,
+}
+
+/// Members with which an engine may have to compute prompt tokens that it has cached.
+const REUSE_MEMBERS: [&str; 3] = ["echo", "logprob_start_len", "prompt_logprobs"];
+
+/// Whether a member of this name may keep an engine from using its cache.
+pub(super) fn may_limit_reuse(key: &str) -> bool {
+    REUSE_MEMBERS.contains(&key)
 }
 
 impl<'a> BodyMembers<'a> {
@@ -239,10 +255,12 @@ impl<'a> BodyMembers<'a> {
             max_output_tokens: None,
             seed: None,
             prompt_bytes: 0,
+            media: None,
             prompt_ids: 0,
             wants_prompt_cached: self.wants_prompt_cached(),
             is_empty_object: self.count == 0,
             has_transfer_members: self.has_transfer_members,
+            may_limit_reuse: self.may_limit_reuse,
             present: self.present,
             model: None,
         };
@@ -307,6 +325,7 @@ impl<'a> BodyMembers<'a> {
             return Err(invalid_member(&param, format!("`{param}` must be an object, not {}", kind.name())));
         }
         fields.prompt_bytes = messages.string_bytes;
+        fields.media = messages.media.clone();
         self.output_limits(fields)
     }
 

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
 
 use super::json_shape::{JsonKind, JsonShape, JsonShapeSeed};
-use super::routing_fields::{BodyMember, BodyMembers};
+use super::routing_fields::{BodyMember, BodyMembers, may_limit_reuse};
 use super::transfer_members::{is_transfer_member, is_user_data};
 
 /// The members as serde_json parses them: the reference for [`super::fast_reader::members`].
@@ -35,16 +35,22 @@ impl<'de> Visitor<'de> for BodyMembersSeed {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<BodyMembers<'de>, A::Error> {
         let mut members = BodyMembers::default();
-        while let Some(BodyKey { member, steers_transfer, is_user_data }) = map.next_key_seed(BodyKeySeed)? {
+        while let Some(BodyKey { member, steers_transfer, is_user_data, may_limit_reuse }) =
+            map.next_key_seed(BodyKeySeed)?
+        {
             let shape = match member {
                 Some(member @ (BodyMember::Model | BodyMember::PromptCacheRetention)) => {
                     let (shape, text) = map.next_value_seed(TextMemberSeed)?;
                     members.set_text(member, text);
                     shape
                 }
-                _ => map.next_value_seed(JsonShapeSeed { finds_transfer_members: !is_user_data })?,
+                _ => map.next_value_seed(JsonShapeSeed {
+                    finds_transfer_members: !is_user_data,
+                    finds_media: member == Some(BodyMember::Messages),
+                })?,
             };
             members.has_transfer_members |= steers_transfer || shape.has_transfer_members;
+            members.may_limit_reuse |= may_limit_reuse;
             members.record(member, shape);
         }
         Ok(members)
@@ -57,6 +63,7 @@ pub(super) struct BodyKey {
     pub(super) member: Option<BodyMember>,
     steers_transfer: bool,
     is_user_data: bool,
+    may_limit_reuse: bool,
 }
 
 /// Deserializes a key of the body.
@@ -82,6 +89,7 @@ impl Visitor<'_> for BodyKeySeed {
             member: BodyMember::from_key(key),
             steers_transfer: is_transfer_member(key),
             is_user_data: is_user_data(key),
+            may_limit_reuse: may_limit_reuse(key),
         })
     }
 }
@@ -133,13 +141,13 @@ impl<'de> Visitor<'de> for TextMemberSeed {
     }
 
     fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        while seq.next_element_seed(JsonShapeSeed { finds_transfer_members: false })?.is_some() {}
+        while seq.next_element_seed(JsonShapeSeed::default())?.is_some() {}
         Ok((JsonShape { kind: JsonKind::Array, ..JsonShape::default() }, None))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         while map.next_key_seed(BodyKeySeed)?.is_some() {
-            map.next_value_seed(JsonShapeSeed { finds_transfer_members: false })?;
+            map.next_value_seed(JsonShapeSeed::default())?;
         }
         Ok((JsonShape { kind: JsonKind::Object, ..JsonShape::default() }, None))
     }

@@ -5,6 +5,7 @@ use serde::Deserialize;
 
 use crate::chat;
 use crate::error::PromptError;
+use crate::truncation::PromptTruncation;
 
 /// Members of a `/v1/chat/completions` body that determine the prompt. Objects keep the order of their members: templates print them.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -31,7 +32,13 @@ pub struct ChatBody {
     #[serde(default)]
     pub(crate) add_special_tokens: Option<bool>,
     #[serde(default)]
-    pub(crate) truncate_prompt_tokens: Option<Value>,
+    pub(crate) truncate_prompt_tokens: Option<i64>,
+    #[serde(default)]
+    pub(crate) truncation_side: Option<String>,
+    #[serde(default)]
+    pub(crate) max_completion_tokens: Option<f64>,
+    #[serde(default)]
+    pub(crate) max_tokens: Option<f64>,
     #[serde(default)]
     pub(crate) input_ids: Option<Vec<u32>>,
     #[serde(default)]
@@ -57,6 +64,15 @@ impl ChatBody {
     #[must_use]
     pub fn has_input_ids(&self) -> bool {
         self.input_ids.is_some()
+    }
+
+    /// The client's limit on the prompt's tokens, which vLLM applies after tokenizing.
+    ///
+    /// # Errors
+    /// [`PromptError::Malformed`] for a limit that vLLM rejects.
+    pub fn truncation(&self) -> Result<Option<PromptTruncation>, PromptError> {
+        let output = self.max_completion_tokens.or(self.max_tokens).unwrap_or(0.0);
+        PromptTruncation::read(self.truncate_prompt_tokens, self.truncation_side.as_deref(), output > 0.0)
     }
 
     /// Parses a body of a chat completion.
@@ -102,6 +118,15 @@ pub struct TextBody {
     pub prompts: Vec<TextPrompt>,
     /// Whether to add the tokenizer's special tokens (BOS) to a text. Both engines do by default.
     pub add_special_tokens: bool,
+    truncate_prompt_tokens: Option<i64>,
+    truncation_side: Option<String>,
+    has_output: bool,
+}
+
+/// vLLM's default for `max_tokens`.
+#[expect(clippy::unnecessary_wraps, reason = "the member can also be null")]
+fn default_max_tokens() -> Option<f64> {
+    Some(16.0)
 }
 
 #[derive(Deserialize)]
@@ -115,7 +140,13 @@ struct RawTextBody {
     #[serde(default)]
     add_special_tokens: Option<bool>,
     #[serde(default)]
-    truncate_prompt_tokens: Option<serde::de::IgnoredAny>,
+    truncate_prompt_tokens: Option<i64>,
+    #[serde(default)]
+    truncation_side: Option<String>,
+    #[serde(default = "default_max_tokens")]
+    max_tokens: Option<f64>,
+    #[serde(default)]
+    suffix: Option<serde::de::IgnoredAny>,
     #[serde(default)]
     session_params: Option<serde::de::IgnoredAny>,
     #[serde(default)]
@@ -134,7 +165,7 @@ impl TextBody {
     pub fn parse(body: &[u8]) -> Result<TextBody, PromptError> {
         let raw: RawTextBody = serde_json::from_slice(body).map_err(malformed)?;
         for (given, name) in [
-            (raw.truncate_prompt_tokens.is_some(), "truncate_prompt_tokens"),
+            (raw.suffix.is_some(), "suffix"),
             (raw.session_params.is_some(), SESSION_PARAMS),
             (raw.prompt_embeds.is_some(), "prompt_embeds"),
             (raw.input_embeds.is_some(), "input_embeds"),
@@ -154,7 +185,21 @@ impl TextBody {
             OneOrMany::One(one) => vec![one],
             OneOrMany::Many(many) => many,
         };
-        Ok(TextBody { prompts, add_special_tokens: raw.add_special_tokens.unwrap_or(true) })
+        Ok(TextBody {
+            prompts,
+            add_special_tokens: raw.add_special_tokens.unwrap_or(true),
+            truncate_prompt_tokens: raw.truncate_prompt_tokens,
+            truncation_side: raw.truncation_side,
+            has_output: raw.max_tokens.is_some_and(|tokens| tokens > 0.0),
+        })
+    }
+
+    /// The client's limit on each prompt's tokens, which vLLM applies after tokenizing.
+    ///
+    /// # Errors
+    /// [`PromptError::Malformed`] for a limit that vLLM rejects.
+    pub fn truncation(&self) -> Result<Option<PromptTruncation>, PromptError> {
+        PromptTruncation::read(self.truncate_prompt_tokens, self.truncation_side.as_deref(), self.has_output)
     }
 }
 
@@ -178,9 +223,11 @@ mod tests {
     #[test]
     fn unsupported_members_that_change_the_prompt_are_rejected() {
         assert_eq!(
-            text(r#"{"prompt":"a","truncate_prompt_tokens":4}"#),
-            Err(PromptError::UnsupportedMember("truncate_prompt_tokens"))
+            text(r#"{"prompt":"a","prompt_embeds":"x"}"#),
+            Err(PromptError::UnsupportedMember("prompt_embeds"))
         );
+        assert_eq!(text(r#"{"prompt":"a","suffix":"b"}"#), Err(PromptError::UnsupportedMember("suffix")));
+        assert!(text(r#"{"prompt":"a","suffix":null}"#).is_ok());
         assert!(matches!(text(r#"{"prompt":"a","text":"b"}"#), Err(PromptError::Malformed(_))));
         assert!(matches!(text(r#"{"prompt":[-1]}"#), Err(PromptError::Malformed(_))));
         assert!(matches!(text(r#"{"text":"a","image_data":"x"}"#), Err(PromptError::Multimodal(_))));

@@ -15,6 +15,7 @@ use moka::sync::Cache;
 use crate::error::PromptError;
 use crate::prompt::{SharedTokenIds, TokenChunk, TokenizedPrompt};
 use crate::tokenize::Tokenizer;
+use crate::truncation::SpecialTokenCounts;
 
 /// Number of bytes before a cut that are hashed for the index.
 const WINDOW: usize = 512;
@@ -109,6 +110,7 @@ impl<S: Clone + Send + Sync + 'static> ModelConversationCache<S> {
             ids: SharedTokenIds::new(chunks),
             cached_tokens: common,
             slot,
+            special: SpecialTokenCounts { before: before.len(), after: after.len() },
             leading_chunks: lead,
             closed_chunks: closed,
             cached_chunks: found_now,

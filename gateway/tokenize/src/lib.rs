@@ -17,19 +17,23 @@ mod conversation_cache;
 mod dialect;
 mod error;
 mod files;
+mod image_tokens;
 mod model;
 mod prompt;
 mod registry;
 mod template;
 mod tokenize;
+mod truncation;
 
 pub use body::{ChatBody, TextBody, TextPrompt};
 pub use caches::PromptCaches;
 pub use dialect::{ContentFormat, PromptDialect};
 pub use error::{ModelLoadError, PromptError, TokenizerLibraryError};
+pub use image_tokens::ImageTokenRule;
 pub use model::{PromptLimits, PromptTokenizer};
 pub use prompt::{SharedTokenIds, TokenizedPrompt};
 pub use registry::{ModelFolder, TokenizerRegistry};
 pub use template::TemplateTime;
 #[doc(hidden)]
 pub use template::render_template;
+pub use truncation::PromptTruncation;

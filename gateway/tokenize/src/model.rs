@@ -108,7 +108,7 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
         self.bodies.read(body)
     }
 
-    /// The token ids that the engine computes for a chat completion.
+    /// The token ids of a chat completion, before [`ChatBody::truncation`].
     ///
     /// # Errors
     /// [`PromptError`] if they cannot be determined.
@@ -124,6 +124,31 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
         self.conversations.tokens(&self.tokenizer, &text, special)
     }
 
+    /// The token ids before the first image, recording or video of a chat; their blocks have the same hashes as those of text. The complete
+    /// prompt is longer.
+    ///
+    /// # Errors
+    /// [`PromptError::Multimodal`] if the template does not render media where they are in the message.
+    pub fn tokenize_chat_before_media(
+        &self,
+        body: &ChatBody,
+        now: TemplateTime,
+    ) -> Result<TokenizedPrompt<S>, PromptError> {
+        let unknown = || PromptError::Multimodal("media".to_owned());
+        let ModelTemplate { compiled, format } = self.template_for(body)?;
+        if *format != ContentFormat::Parts {
+            return Err(unknown());
+        }
+        let body = chat::with_placeholders(body)?;
+        let mut conversation = chat::prepare(self.engine, *format, compiled.source(), &body)?;
+        let without_media = self.render(compiled, &conversation, now, body.bytes)?;
+        conversation.messages = chat::with_media(&conversation.messages)?;
+        // A template may also treat a message with media in another way from its start.
+        let text = self.render(compiled, &conversation, now, body.bytes)?;
+        let text = chat::common_text(&text, &without_media).ok_or_else(unknown)?;
+        self.conversations.tokens(&self.tokenizer, text, conversation.add_special_tokens)
+    }
+
     /// The text that the engine renders from a chat completion's messages.
     ///
     /// # Errors
@@ -132,7 +157,7 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
         self.rendered(body, now).map(|(text, _)| text)
     }
 
-    /// The token ids of a completion's prompt. `special` as in [`crate::TextBody::add_special_tokens`].
+    /// The token ids of a completion's prompt, before [`crate::TextBody::truncation`]. `special` as in [`crate::TextBody::add_special_tokens`].
     ///
     /// # Errors
     /// [`PromptError::Tokenizer`] if the text cannot be tokenized.
@@ -152,10 +177,14 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
         self.conversations.insert(prompt, slot);
     }
 
-    fn rendered(&self, body: &ChatBody, now: TemplateTime) -> Result<(String, bool), PromptError> {
+    fn template_for(&self, body: &ChatBody) -> Result<&ModelTemplate, PromptError> {
         let tools = body.tools.as_ref().is_some_and(|tools| !tools.is_empty());
         let template = self.tool_template.as_ref().filter(|_| tools).or(self.template.as_ref());
-        let ModelTemplate { compiled, format } = template.ok_or(PromptError::NoTemplate)?;
+        template.ok_or(PromptError::NoTemplate)
+    }
+
+    fn rendered(&self, body: &ChatBody, now: TemplateTime) -> Result<(String, bool), PromptError> {
+        let ModelTemplate { compiled, format } = self.template_for(body)?;
         let mut conversation = chat::prepare(self.engine, *format, compiled.source(), body)?;
         let mut rendered = self.render(compiled, &conversation, now, body.bytes);
         if let (PromptDialect::Sglang, Err(PromptError::Template(_)), Some(tools)) =

@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use crate::error::PromptError;
+use crate::truncation::{KeptTokens, PromptTruncation, SpecialTokenCounts};
+
 /// A chunk of a prompt: text and its ids. Shared between the turns of a conversation.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TokenChunk {
@@ -69,6 +72,7 @@ pub struct TokenizedPrompt<S> {
     pub(crate) ids: SharedTokenIds,
     pub(crate) cached_tokens: usize,
     pub(crate) slot: Option<S>,
+    pub(crate) special: SpecialTokenCounts,
     /// Number of chunks without text at the start: special tokens before the text.
     pub(crate) leading_chunks: usize,
     /// Number of chunks, counted from the start, that end at a cut.
@@ -97,12 +101,32 @@ impl<S> TokenizedPrompt<S> {
         self.slot.as_ref()
     }
 
+    /// The part of the prompt that vLLM computes under a client's limit. `context` is the engine's limit of tokens. A part has no cached
+    /// conversation.
+    ///
+    /// # Errors
+    /// [`PromptError`] if no tokens remain, or if `context` is required and unknown.
+    pub fn truncated(
+        self,
+        truncation: PromptTruncation,
+        context: Option<u32>,
+    ) -> Result<TokenizedPrompt<S>, PromptError> {
+        let len = self.ids.len();
+        let Some(KeptTokens { head, tail }) = truncation.kept(len, self.special, context)? else {
+            return Ok(self);
+        };
+        let start = self.ids.slices().flatten().take(head);
+        let end = self.ids.slices_from(len - tail).flatten();
+        Ok(Self::of_ids(start.chain(end).copied().collect()))
+    }
+
     pub(crate) fn of_ids(ids: Vec<u32>) -> TokenizedPrompt<S> {
         let chunk = TokenChunk { text: Box::default(), ids: ids.into() };
         TokenizedPrompt {
             ids: SharedTokenIds::new(vec![Arc::new(chunk)]),
             cached_tokens: 0,
             slot: None,
+            special: SpecialTokenCounts::default(),
             leading_chunks: 0,
             closed_chunks: 0,
             cached_chunks: 0,

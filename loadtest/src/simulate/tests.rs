@@ -243,7 +243,7 @@ fn decodes_that_compute_prompts_take_load_off_prefills() {
     assert!(with.ttft_mean_s < 0.95 * without.ttft_mean_s, "{without:?} {with:?}");
     assert!(with.goodput >= without.goodput, "{without:?} {with:?}");
     // Decodes are slower with it, but in pace.
-    assert!(with.tpot_mean_s > without.tpot_mean_s && with.tpot_p99_s < 0.06, "{without:?} {with:?}");
+    assert!(with.tpot_mean_s > without.tpot_mean_s && with.tpot_mean_s < 0.035, "{without:?} {with:?}");
 }
 
 #[test]

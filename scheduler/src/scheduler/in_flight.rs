@@ -24,6 +24,8 @@ pub(super) struct InFlightAttempt {
     sequences: u32,
     decode_tokens: u64,
     prefilling: bool,
+    /// Key of the prompt's first block, if its blocks are known.
+    first_page: Option<u64>,
     /// Whether its decode is an engine whose steps are learned: plain workers compute prompts most of the time.
     tracks_decoding: bool,
     /// Since the first token.
@@ -57,7 +59,9 @@ impl Scheduler {
         if !std::mem::take(&mut sent.prefilling) {
             return;
         }
-        self.pending.computed(now, attempt);
+        if let Some(first) = sent.first_page {
+            self.pending.computed(now, attempt, first);
+        }
         if sent.tracks_decoding
             && let Some(book) = sent.decode.and_then(|ix| self.engines.get_mut(ix.as_usize()))
         {
@@ -93,7 +97,9 @@ impl Scheduler {
     /// number of generated tokens of all its sequences.
     pub fn response_complete(&mut self, now: Seconds, attempt: AttemptId, output_tokens: u64) {
         let Some(sent) = self.in_flight.get_mut(&attempt) else { return };
-        self.pending.computed(now, attempt);
+        if let Some(first) = sent.first_page {
+            self.pending.computed(now, attempt, first);
+        }
         let Some(ix) = sent.decode else { return };
         let (Some(book), Some(models)) = (self.engines.get_mut(ix.as_usize()), self.groups.models_mut(ix))
         else {
@@ -114,11 +120,13 @@ impl Scheduler {
 
     /// Records the end of a request, whatever its outcome: its load is removed, or it leaves the queue.
     pub fn ended(&mut self, now: Seconds, attempt: AttemptId) {
-        self.pending.ended(attempt);
         let Some(sent) = self.in_flight.remove(&attempt) else {
             self.queued.retain(|queued| queued.attempt != attempt);
             return;
         };
+        if let Some(first) = sent.first_page {
+            self.pending.ended(attempt, first);
+        }
         if let Some(book) = sent.prefill.and_then(|ix| self.engines.get_mut(ix.as_usize())) {
             book.end_request();
             if sent.prefilling {
@@ -204,6 +212,7 @@ impl Scheduler {
             sequences,
             decode_tokens: decision.reservation.decode_tokens,
             prefilling: true,
+            first_page: prediction.pages.first().copied(),
             tracks_decoding: self
                 .cluster
                 .get(exit)

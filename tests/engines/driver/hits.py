@@ -213,12 +213,16 @@ def mixed_prompts(hits: Hits) -> str:
     tokens = sum(one.tokens for one in tally.seen)
     assert counted[0] == tokens, f"the gateway compared {counted[0]} tokens of {tokens}; {note}"
     note += f"; the gateway counts {counted[1]} missed, {counted[2]} false"
+    # It predicts when the request arrives, a moment after the prediction of this check.
+    differ = abs(counted[1] - tally.missed) + abs(counted[2] - tally.false)
+    assert differ <= (1 - RIGHT) * tokens, note
     return note
 
 
 def _counts() -> list[float]:
     metrics = Metrics(GATEWAY_ADMIN)
-    return [metrics.sum(f"moongate_prediction_{name}_tokens_total") for name in ("compared", "missed", "false")]
+    names = ("compared", "false_negative", "false_positive")
+    return [metrics.sum(f"moongate_prediction_{name}_tokens_total") for name in names]
 
 
 @check

@@ -2,6 +2,8 @@
 
 mod arguments;
 mod continuation;
+mod developer;
+mod media;
 mod messages;
 mod sglang;
 mod vllm;
@@ -14,6 +16,7 @@ use crate::dialect::{ContentFormat, PromptDialect};
 use crate::error::PromptError;
 
 pub(crate) use continuation::{ContinuedMessage, cut};
+pub(crate) use media::{common_text, with_media, with_placeholders};
 
 /// The input of a template, and the processing of the rendered text.
 #[derive(Debug)]
@@ -80,9 +83,6 @@ pub(crate) fn prepare(
 ) -> Result<TemplateInput, PromptError> {
     if body.chat_template.as_ref().is_some_and(|template| !template.is_none()) {
         return Err(PromptError::UnsupportedMember("chat_template"));
-    }
-    if body.truncate_prompt_tokens.as_ref().is_some_and(|limit| !limit.is_none()) {
-        return Err(PromptError::UnsupportedMember("truncate_prompt_tokens"));
     }
     if body.messages.is_empty() {
         return Err(PromptError::Malformed("`messages` is empty".to_owned()));

@@ -4,7 +4,9 @@ use minijinja::Value;
 use minijinja::value::ValueKind;
 
 use super::messages::{ContentPart, ObjectBuilder, has, items, member, pairs, part, role};
-use super::{TemplateInput, arguments, client_variables, continuation, default_variable, set_variable};
+use super::{
+    TemplateInput, arguments, client_variables, continuation, default_variable, developer, set_variable,
+};
 use crate::body::ChatBody;
 use crate::dialect::ContentFormat;
 use crate::error::PromptError;
@@ -26,8 +28,11 @@ pub(super) fn prepare(
     let mut messages = body
         .messages
         .iter()
-        .map(|message| prepare_message(format, template, message))
+        .map(|message| prepare_message(format, message))
         .collect::<Result<Vec<_>, _>>()?;
+    if !developer::is_supported(template) {
+        messages = developer::as_system(messages)?;
+    }
     let mut variables = client_variables(body)?;
     if let Some(effort) = body.reasoning_effort.as_ref().filter(|effort| !effort.is_none()) {
         set_variable(&mut variables, "reasoning_effort", effort.clone());
@@ -46,12 +51,8 @@ pub(super) fn prepare(
     })
 }
 
-fn prepare_message(format: ContentFormat, template: &str, message: &Value) -> Result<Value, PromptError> {
+fn prepare_message(format: ContentFormat, message: &Value) -> Result<Value, PromptError> {
     let role = role(message)?;
-    if role == "developer" && !template.contains("\"developer\"") && !template.contains("'developer'") {
-        // vLLM converts it to a system message, and merges all system messages.
-        return Err(PromptError::UnsupportedMember("developer"));
-    }
     let content = prepare_content(format, &role, member(message, "content"))?;
     let mut out = ObjectBuilder::default().with("role", role.as_str()).with("content", content);
     match role.as_str() {

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
 use moongate_tokenize::{
-    ChatBody, PromptDialect, PromptLimits, PromptTokenizer, TemplateTime, TextPrompt, TokenizedPrompt,
+    ChatBody, PromptDialect, PromptLimits, PromptTokenizer, TemplateTime, TextBody, TextPrompt,
+    TokenizedPrompt,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -129,6 +130,27 @@ fn completions_cache_prompts_with_and_without_special_tokens() {
     assert_eq!(longer.ids().to_vec()[0], marked.ids().to_vec()[0]);
     let ids = model.tokenize_text(&TextPrompt::Ids(vec![7, 8]), true).unwrap();
     assert_eq!(ids.ids().to_vec(), [7, 8]);
+}
+
+#[test]
+fn truncated_prompts_are_those_of_vllm() {
+    // Recorded with the tokenizer's own truncation, and with slices as vLLM makes them.
+    let text = "Hello world, this is a test of truncation.";
+    for (members, expected) in [
+        (json!({ "truncate_prompt_tokens": 5 }), &[512, 66, 261, 356, 13][..]),
+        (json!({ "truncate_prompt_tokens": 5, "truncation_side": "left" }), &[308, 66, 261, 356, 13]),
+        (json!({ "truncate_prompt_tokens": 5, "truncation_side": "right" }), &[512, 39, 439, 75, 78]),
+        (json!({ "truncate_prompt_tokens": -1 }), &[512, 261, 356, 13]),
+        (json!({ "truncate_prompt_tokens": -1, "max_tokens": 0 }), &[512, 66, 261, 356, 13]),
+    ] {
+        let mut body = json!({ "prompt": text });
+        body.as_object_mut().unwrap().extend(members.as_object().unwrap().clone());
+        let body = TextBody::parse(body.to_string().as_bytes()).unwrap();
+        let truncation = body.truncation().unwrap().unwrap();
+        let prompt = UNCACHED.tokenize_text(&body.prompts[0], body.add_special_tokens).unwrap();
+        let kept = prompt.truncated(truncation, Some(5)).unwrap();
+        assert_eq!((kept.ids().to_vec(), kept.cached_prefix_tokens()), (expected.to_vec(), 0), "{members}");
+    }
 }
 
 #[test]

@@ -3,4 +3,5 @@
 
 mod conversations;
 mod exact;
+mod media;
 mod refusals;

@@ -40,10 +40,6 @@ fn the_reason_names_the_unsupported_member() {
         for (body, reason) in [
             (body_with(json!({ "chat_template": "x" })), PromptError::UnsupportedMember("chat_template")),
             (
-                body_with(json!({ "truncate_prompt_tokens": 3 })),
-                PromptError::UnsupportedMember("truncate_prompt_tokens"),
-            ),
-            (
                 body_with(json!({ "chat_template_kwargs": { "messages": [] } })),
                 PromptError::UnsupportedMember("chat_template_kwargs"),
             ),
@@ -60,8 +56,6 @@ fn the_reason_names_the_unsupported_member() {
             assert_eq!(rejection(engine, &body), reason, "{engine:?}");
         }
     }
-    let developer = json!({ "messages": [{ "role": "developer", "content": "a" }] });
-    assert_eq!(rejection(PromptDialect::Vllm, &developer), PromptError::UnsupportedMember("developer"));
     let reasoning = body_with(json!({ "reasoning": { "effort": "high" } }));
     assert_eq!(rejection(PromptDialect::Sglang, &reasoning), PromptError::UnsupportedMember("reasoning"));
 }
@@ -89,6 +83,22 @@ fn requests_that_engines_reject_are_malformed() {
     let arguments = json!({ "messages": [{ "role": "assistant", "content": "", "tool_calls": [
         { "type": "function", "function": { "name": "f", "arguments": "[1" } }] }] });
     assert!(matches!(rejection(PromptDialect::Sglang, &arguments), PromptError::Malformed(_)));
+}
+
+#[test]
+fn developers_are_systems_in_vllm_and_kept_in_sglang() {
+    let body =
+        json!({ "messages": [{ "role": "user", "content": "a" }, { "role": "developer", "content": "b" }] });
+    let body = ChatBody::parse(body.to_string().as_bytes()).unwrap();
+    let rendered = |engine| load(engine).render_chat(&body, TemplateTime::utc(0)).unwrap();
+    assert_eq!(
+        rendered(PromptDialect::Vllm),
+        "<|im_start|>system\nb<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
+    );
+    assert_eq!(
+        rendered(PromptDialect::Sglang),
+        "<|im_start|>user\na<|im_end|>\n<|im_start|>developer\nb<|im_end|>\n<|im_start|>assistant\n"
+    );
 }
 
 #[test]

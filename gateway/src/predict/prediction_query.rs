@@ -1,0 +1,127 @@
+//! Hashes the prompts of a request for the groups of engines that may compute them.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use moongate_block_hash::HashedBlock;
+use moongate_discovery::EngineKind;
+
+use super::prompt_tokens::{PredictionError, PromptTokens, SharedPromptBlocks, TokenizerChoice};
+use super::reuse_limit::ReuseLimits;
+use crate::feedback::TokenSource;
+use crate::fleet::EngineGroup;
+use crate::kv_index::{BlockExtraKeys, BlockKeyspace, BlockSchemes};
+use crate::request_body::InferenceApi;
+
+/// The prompts of a body, to be hashed for a fleet's groups of engines.
+pub(super) struct PredictionQuery {
+    pub(super) api: InferenceApi,
+    pub(super) body: Bytes,
+    /// Each with its source of tokens.
+    pub(super) groups: Vec<(Arc<EngineGroup>, TokenizerChoice)>,
+    pub(super) limits: ReuseLimits,
+    /// Estimated length of the prompt, if its tokens cannot be counted.
+    pub(super) estimated_tokens: u32,
+}
+
+/// The prompts with their blocks under every keyspace.
+pub(super) struct HashedQuery {
+    /// Length of all prompts in tokens.
+    pub(super) input_tokens: u32,
+    /// Whether that is an estimate, and only the beginning of the prompt was hashed.
+    pub(super) is_incomplete: bool,
+    pub(super) tokenized_by: TokenSource,
+    pub(super) groups: Vec<HashedGroup>,
+}
+
+/// The prompts as a group of engines hashes them.
+pub(super) struct HashedGroup {
+    pub(super) group: Arc<EngineGroup>,
+    /// One, or each of a batch.
+    pub(super) prompts: Vec<HashedPrompt>,
+}
+
+/// The blocks of a prompt under one keyspace.
+pub(super) struct HashedPrompt {
+    pub(super) engine_blocks: KeyedBlocks,
+    /// The same blocks as the store names them, if that differs.
+    pub(super) store_blocks: Option<KeyedBlocks>,
+    /// Number of tokens that an engine may take from its cache.
+    pub(super) reusable_tokens: usize,
+}
+
+/// The blocks that can be taken from a cache.
+pub(super) struct KeyedBlocks {
+    pub(super) blocks: SharedPromptBlocks,
+    /// Keys in the index; possibly fewer than blocks.
+    pub(super) keys: Vec<u64>,
+}
+
+impl PredictionQuery {
+    pub(super) fn hash(self) -> Result<HashedQuery, PredictionError> {
+        let extras = BlockExtraKeys::read(&self.body);
+        let (mut input_tokens, mut tokenized_by, mut is_incomplete) = (0, TokenSource::Client, false);
+        let mut tokens_by_engine: Vec<(EngineKind, Vec<PromptTokens>)> = Vec::new();
+        let mut hashed = Vec::with_capacity(self.groups.len());
+        for (group, tokenizer) in self.groups {
+            let Some(schemes) = group.keyspace.schemes(&extras) else { continue };
+            if !tokens_by_engine.iter().any(|(engine, _)| *engine == group.engine) {
+                let prompts = PromptTokens::of(self.api, &self.body, tokenizer, &group)?;
+                tokens_by_engine.push((group.engine, prompts));
+            }
+            let Some((_, prompts)) = tokens_by_engine.iter().find(|(engine, _)| *engine == group.engine)
+            else {
+                continue;
+            };
+            input_tokens = prompts.iter().map(PromptTokens::len).sum();
+            is_incomplete |= prompts.iter().any(PromptTokens::is_incomplete);
+            tokenized_by = prompts.first().map_or(TokenSource::Client, PromptTokens::tokenized_by);
+            let limit = self.limits.for_engine(group.engine).unwrap_or(usize::MAX);
+            let hash = |tokens| HashedPrompt::new(tokens, &group, &schemes, extras.is_empty(), limit);
+            let prompts = prompts.iter().map(hash).collect();
+            hashed.push(HashedGroup { group, prompts });
+        }
+        if hashed.is_empty() {
+            Err(PredictionError::InsufficientCacheInfo)
+        } else {
+            let mut input_tokens = u32::try_from(input_tokens).unwrap_or(u32::MAX);
+            if is_incomplete {
+                input_tokens = input_tokens.saturating_add(1).max(self.estimated_tokens);
+            }
+            Ok(HashedQuery { input_tokens, is_incomplete, tokenized_by, groups: hashed })
+        }
+    }
+}
+
+impl HashedPrompt {
+    /// Hashes a prompt of which an engine reuses at most `limit` tokens.
+    fn new(
+        tokens: &PromptTokens,
+        group: &EngineGroup,
+        schemes: &BlockSchemes,
+        is_plain: bool,
+        limit: usize,
+    ) -> Self {
+        let keyspace = &group.keyspace;
+        // An engine always computes at least one token of the prompt.
+        let reusable_tokens = tokens.len().saturating_sub(1).min(limit);
+        let name = |scheme| {
+            let blocks = tokens.blocks(keyspace, scheme, is_plain);
+            let usable = reusable_blocks(blocks.blocks(), reusable_tokens, keyspace);
+            let keys = usable.iter().map(|block| keyspace.namespace().key(block.event_hash)).collect();
+            KeyedBlocks { blocks, keys }
+        };
+        let engine_blocks = name(schemes.events.clone());
+        Self { engine_blocks, store_blocks: schemes.store.clone().map(name), reusable_tokens }
+    }
+}
+
+/// The blocks in the first `limit` tokens.
+fn reusable_blocks<'a>(
+    blocks: &'a [HashedBlock],
+    limit: usize,
+    keyspace: &BlockKeyspace,
+) -> &'a [HashedBlock] {
+    let blocks_in_limit = limit / keyspace.page_tokens().max(1) as usize;
+    &blocks[..blocks_in_limit.min(blocks.len())]
+}
