@@ -200,7 +200,7 @@ fn replay(text: &mut String, snapshot: &DecisionSnapshot) {
     let outcome = match snapshot.replay() {
         Ok(PolicyVerdict::Send(decision)) => match decision.route {
             EngineRoute::Pair { prefill, decode, .. } => format!("{} + {}", name(prefill), name(decode)),
-            EngineRoute::Single { worker } => name(worker).to_owned(),
+            EngineRoute::Single { worker, .. } => name(worker).to_owned(),
         },
         Ok(PolicyVerdict::Defer { until }) => format!("queue for {:.3} s", until - snapshot.now),
         Err(rejection) => format!("reject: {rejection}"),

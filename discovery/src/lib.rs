@@ -32,7 +32,7 @@ mod topology;
 pub use endpoint::HttpScheme;
 #[doc(hidden)]
 pub use engine_load::parse_load;
-pub use engine_load::{EngineLoad, EngineLoadError, MissingLoadError, fetch_load};
+pub use engine_load::{EngineLoad, EngineLoadError, MissingLoadError, RankLoads, fetch_load};
 pub use error::{DiscoveryError, InstanceError, InstanceUrlError, KubernetesConfigError, TopologyFileError};
 pub use kubernetes::KubernetesDiscoveryOptions;
 pub use kubernetes::pod::annotation;

@@ -208,7 +208,7 @@ pub struct EngineFacts {
     pub models: Vec<String>,
     /// Role that the engine is configured with (`disaggregation_mode`); `None` if not reported.
     pub reported_role: Option<EngineRole>,
-    /// Data-parallel ranks, at least 1.
+    /// Data-parallel ranks, at least 1 and at most 4096.
     pub dp_size: u32,
     /// KV page or block size in tokens; `None` if not reported.
     pub page_size: Option<u32>,

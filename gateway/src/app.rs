@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use moongate_discovery::{DiscoveryError, TopologyReader};
+use moongate_discovery::{DiscoveryError, RankLoads, TopologyReader};
 use moongate_master_client::admin::{AdminClient, AdminClientOptions as AdminOptions, AdminError};
 use moongate_runtime::{
     BindError, ClientTls, ConnectionRejection, DescriptorShares, ListenerHandle, ListenerSocket, Supervisor,
@@ -199,7 +199,8 @@ pub async fn start(
     if !options.upstream.load_interval.is_zero() {
         let client = trust.http_client().build()?;
         let queue = admission.clone();
-        let reported = move |endpoint: &Arc<UpstreamEndpoint>, load| queue.record_load(endpoint, load);
+        let reported =
+            move |endpoint: &Arc<UpstreamEndpoint>, loads: &RankLoads| queue.record_load(endpoint, loads);
         let (reader, load_interval, stop) =
             (fleet.clone(), options.upstream.load_interval, supervisor.token());
         supervisor.spawn_restarted("engine-loads", move || {
@@ -376,7 +377,7 @@ impl RunningGateway {
     #[must_use]
     pub fn engine_connections(&self) -> (usize, usize) {
         let fleet = self.state.dispatcher.fleet.current();
-        let pools = fleet.members.iter().map(|member| &member.endpoint.pool);
+        let pools = fleet.engines().map(|member| &member.endpoint.pool);
         pools.fold((0, 0), |(open, idle), pool| (open + pool.open(), idle + pool.idle()))
     }
 
@@ -384,7 +385,7 @@ impl RunningGateway {
     #[must_use]
     pub fn in_flight(&self) -> u32 {
         let fleet = self.state.dispatcher.fleet.current();
-        fleet.members.iter().map(|member| member.endpoint.in_flight.count()).sum()
+        fleet.engines().map(|member| member.endpoint.in_flight.count()).sum()
     }
 
     /// Drains the gateway: `/ready` fails at once; after the delay no connection is accepted; open requests may end until the

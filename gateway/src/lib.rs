@@ -28,6 +28,8 @@ mod relay;
 mod request_body;
 mod response;
 mod routed_request;
+#[cfg(test)]
+mod test_fleet;
 mod upstream;
 
 pub use access::{

@@ -25,7 +25,7 @@ fn cluster(prefills: usize, decodes: usize) -> Arc<SchedulableFleet> {
         role,
         models: vec![ModelIndex(0)],
         domain: PairingDomain(0),
-        dp_size: 1,
+        rank: 0,
         location: LocationIds::default(),
         cache: EngineCacheParams {
             prefetch: PrefetchBehavior::WaitComplete,

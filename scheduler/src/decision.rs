@@ -33,15 +33,19 @@ pub enum EngineRoute {
     Pair {
         /// Engine that computes the prompt.
         prefill: InstanceIndex,
-        /// Requested data-parallel rank of the prefill, below its `dp_size`.
+        /// Data-parallel rank of the prefill within its engine.
         prefill_rank: u32,
         /// Engine that generates the response.
         decode: InstanceIndex,
-        /// Requested data-parallel rank of the decode, below its `dp_size`.
+        /// Data-parallel rank of the decode within its engine.
         decode_rank: u32,
     },
     /// A plain worker computes the prompt and generates.
-    Single { worker: InstanceIndex },
+    Single {
+        worker: InstanceIndex,
+        /// Data-parallel rank of the worker within its engine.
+        rank: u32,
+    },
 }
 
 impl EngineRoute {
@@ -50,7 +54,7 @@ impl EngineRoute {
     pub fn prefill_instance(&self) -> InstanceIndex {
         match *self {
             EngineRoute::Pair { prefill, .. } => prefill,
-            EngineRoute::Single { worker } => worker,
+            EngineRoute::Single { worker, .. } => worker,
         }
     }
 
@@ -59,7 +63,7 @@ impl EngineRoute {
     pub fn decode_instance(&self) -> InstanceIndex {
         match *self {
             EngineRoute::Pair { decode, .. } => decode,
-            EngineRoute::Single { worker } => worker,
+            EngineRoute::Single { worker, .. } => worker,
         }
     }
 }

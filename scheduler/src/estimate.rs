@@ -151,7 +151,7 @@ mod tests {
             role: InstanceRole::Prefill,
             models: Vec::new(),
             domain: PairingDomain(0),
-            dp_size: 1,
+            rank: 0,
             location: LocationIds { zone: Some(1), rack: Some(1), node: Some(1), ..LocationIds::default() },
             cache: rules,
             local_prefill: false,

@@ -92,7 +92,8 @@ impl LocationIds {
     }
 }
 
-/// One engine endpoint: the part that does not change from request to request.
+/// One data-parallel rank of an engine, which has a queue and a KV cache of its own; most engines have one. The part that does not
+/// change from request to request.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct SchedulableInstance {
     /// Instance name, used in explanations.
@@ -101,8 +102,9 @@ pub struct SchedulableInstance {
     pub models: Vec<ModelIndex>,
     /// Engines that it can pair with; ignored for plain workers.
     pub domain: PairingDomain,
-    /// Number of data-parallel ranks, at least 1.
-    pub dp_size: u32,
+    /// Data-parallel rank within the engine; 0 for an engine with one rank.
+    #[serde(default)]
+    pub rank: u32,
     /// Physical location, for transfer distances.
     pub location: LocationIds,
     /// Cache parameters, as configured or reported.

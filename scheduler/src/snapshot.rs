@@ -115,7 +115,7 @@ mod tests {
             role: if number < 3 { InstanceRole::Prefill } else { InstanceRole::Decode },
             models: vec![ModelIndex(0)],
             domain: PairingDomain(0),
-            dp_size: 1,
+            rank: 0,
             location: LocationIds::default(),
             cache: EngineCacheParams::default(),
             local_prefill: false,

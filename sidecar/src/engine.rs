@@ -72,7 +72,7 @@ impl EngineWatcher {
         let started = Instant::now();
         let api_key = sidecar.options.engine_api_key.as_deref();
         let load = match fetch_load(&sidecar.client, engine.engine, &engine.url, api_key).await {
-            Ok(load) => Some(load),
+            Ok(loads) => Some(loads.total()),
             Err(EngineLoadError::Missing { .. }) => None,
             Err(error) => {
                 self.last_probe = Some((probed_at, engine));

@@ -232,9 +232,9 @@ async fn several_samples_of_vllm_are_returned() {
     }
 }
 
-/// Both engines of a pair take `room % dp_size` as the rank.
+/// The prefill takes `room % dp_size` as the rank, and the decode any rank that its body names.
 #[tokio::test(flavor = "multi_thread")]
-async fn rooms_select_the_same_rank_on_both_sides() {
+async fn rooms_and_bodies_select_the_ranks_of_both_sides() {
     let world = TestFleetBuilder::sglang()
         .pairs(1)
         .tune(|mut config| {
@@ -255,13 +255,17 @@ async fn rooms_select_the_same_rank_on_both_sides() {
     };
     assert_eq!(rooms(prefill).len(), 16, "each request has its own room");
     assert_eq!(rooms(prefill), rooms(decode));
-    let by_rank = prefill.stats().by_dp_rank;
-    assert_eq!(by_rank, decode.stats().by_dp_rank);
-    assert_eq!(by_rank.iter().sum::<u64>(), 16);
-    assert!(
-        by_rank.iter().all(|count| *count >= 2),
-        "requests at once are spread over the ranks: {by_rank:?}"
-    );
+    for request in parsed(prefill) {
+        assert_eq!(request["bootstrap_room"].as_u64().unwrap() % 4, request["routed_dp_rank"]);
+    }
+    for engine in [prefill, decode] {
+        let by_rank = engine.stats().by_dp_rank;
+        assert_eq!(by_rank.iter().sum::<u64>(), 16);
+        assert!(
+            by_rank.iter().all(|count| *count >= 2),
+            "requests at once are spread over the ranks: {by_rank:?}"
+        );
+    }
 }
 
 /// SGLang aborts every request whose id starts with the given one, so ids must have the same length.

@@ -32,6 +32,7 @@ mod live_ranking;
 mod local_prefill;
 mod overload;
 mod prediction;
+mod ranks;
 mod registration;
 mod replay;
 mod sdk;

@@ -86,6 +86,16 @@ fn recorded_metrics_name_the_connector() {
     assert_eq!(VllmMetrics::parse(b"").connector(), None);
 }
 
+/// vLLM 0.32 with `--data-parallel-size 2`, and therefore two API servers, before and after the first request to rank 1.
+#[test]
+fn ranks_are_counted_before_their_first_request() {
+    let config = |rank: u32| format!("vllm:cache_config_info{{block_size=\"32\",engine=\"{rank}\"}} 1.0\n");
+    let idle = config(0) + &config(1);
+    assert_eq!(VllmMetrics::parse(idle.as_bytes()).ranks, Some(2));
+    let used = idle + "vllm:num_requests_running{engine=\"1\",model_name=\"m\"} 1.0\n";
+    assert_eq!(VllmMetrics::parse(used.as_bytes()).ranks, Some(2));
+}
+
 #[test]
 fn duplicate_models_are_removed_in_order() {
     let models = ServedModels::parse(

@@ -246,10 +246,13 @@ impl VllmMetrics {
             metrics.nixl |= name.starts_with("nixl_");
             metrics.store |= name.starts_with("mooncake_store_");
             metrics.mooncake |= name.starts_with("mooncake_") && !name.starts_with("mooncake_store_");
-            if name.starts_with("cache_config_info{") {
+            let is_config = name.starts_with("cache_config_info{");
+            if is_config {
                 metrics.read_cache_config(name);
             }
-            if name.starts_with("num_requests_running{") && engines.len() < MAX_RANKS as usize {
+            // With several API servers, an engine has no gauges before its first request.
+            if (is_config || name.starts_with("num_requests_running{")) && engines.len() < MAX_RANKS as usize
+            {
                 engines.extend(label(name, "engine").map(str::to_owned));
             }
         }

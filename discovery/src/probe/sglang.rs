@@ -4,6 +4,7 @@ use super::http::{ProbeError, ProbeSession};
 use super::report::ProbeVerdict;
 use super::responses::SglangServerInfo;
 use super::{bootstrap, bootstrap_url, events, hashing, models, not_ready, role_mismatch, store};
+use crate::kv_cache::MAX_RANKS;
 use crate::kv_transfer::{BootstrapAddress, KvTransferMethod};
 use crate::listing::ListedInstance;
 use crate::topology::{EngineFacts, EngineKind, EngineRole};
@@ -31,7 +32,7 @@ pub(super) async fn probe(
     };
     let bootstrap =
         (listed.role == EngineRole::Prefill).then(|| bootstrap(listed, info.disaggregation_bootstrap_port));
-    let dp_size = info.dp_size.unwrap_or(1).max(1);
+    let dp_size = info.dp_size.unwrap_or(1).clamp(1, MAX_RANKS);
     let facts = EngineFacts {
         version: info.version.clone().unwrap_or_default(),
         models: models.names,

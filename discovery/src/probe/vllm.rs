@@ -34,6 +34,8 @@ pub(super) async fn probe(
         Err(error) => return not_ready(error, None),
     };
     let sources = events::vllm(session, listed).await;
+    // Each rank is a source; the metrics may be disabled.
+    let ranks = sources.as_ref().and_then(|sources| u32::try_from(sources.len()).ok());
     let metrics = metrics(session, listed).await;
     let with_store = metrics.store || listed.declared.connector == Some(KvConnector::Store);
     let kv = &listed.declared.kv;
@@ -42,7 +44,7 @@ pub(super) async fn probe(
         adapters: hashing::vllm_adapters(&version, models.adapters),
         version,
         models: models.names,
-        dp_size: metrics.ranks.unwrap_or(1),
+        dp_size: metrics.ranks.max(ranks).unwrap_or(1).max(1),
         page_size: metrics.block_size,
         context_length: models.context_length,
         tokenizer: responses::tokenizer(models.root.as_deref()),

@@ -54,11 +54,17 @@ export function clock(unixSeconds: number): string {
   return new Date(unixSeconds * 1000).toLocaleTimeString([], { hour12: false });
 }
 
+/** The end of the name of one of several data-parallel ranks: `ENGINE#1`. */
+const RANK = /#\d+$/;
+
 /** An engine's name without the URL scheme, or without a pod's namespace and UID. */
 export function shortName(id: string): string {
-  const pod = /^[^/]+\/([^@/]+)@/.exec(id);
-  return pod?.[1] ?? id.replace(/^https?:\/\//, "");
+  const pod = /^[^/]+\/([^@/]+)@/.exec(id)?.[1];
+  return pod === undefined ? id.replace(/^https?:\/\//, "") : pod + (RANK.exec(id)?.[0] ?? "");
 }
+
+/** The id of the engine that a data-parallel rank belongs to; decisions name ranks. */
+export const engineOf = (name: string): string => name.replace(RANK, "");
 
 /** A word and a sign for each state, because colour alone is not accessible. */
 export const HEALTH: Record<Health, { sign: string; word: string; means: string }> = {

@@ -2,7 +2,7 @@
 
 import type { Decision, Instance, Place, Role, State } from "./api";
 import { byId, el, fill, setText, svg } from "./dom";
-import { HEALTH, plural, shortName } from "./format";
+import { HEALTH, engineOf, plural, shortName } from "./format";
 
 /** Most boxes in a column; above it, engines are grouped by location. */
 const MAX_BOXES = 12;
@@ -112,7 +112,7 @@ function links(columns: Map<Box["role"], Box[]>, decisions: Decision[]): Link[] 
   for (const box of [...columns.values()].flat()) for (const member of box.members) boxOf.set(`${box.role} ${member.id}`, box);
   const recentCounts = new Map<string, number>();
   for (const { prefill, decode } of decisions) {
-    const key = `${boxOf.get(`prefill ${prefill}`)?.key} > ${boxOf.get(`decode ${decode}`)?.key}`;
+    const key = `${boxOf.get(`prefill ${engineOf(prefill)}`)?.key} > ${boxOf.get(`decode ${engineOf(decode ?? "")}`)?.key}`;
     recentCounts.set(key, (recentCounts.get(key) ?? 0) + 1);
   }
   const found: Link[] = [];

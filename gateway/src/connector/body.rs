@@ -7,11 +7,6 @@ use bytes::Bytes;
 use crate::request_body::{BodyMember, MemberEdit, SplicedBody};
 use crate::routed_request::RoutedRequest;
 
-/// The client's body with a priority of the gateway.
-pub(super) fn with_priority(routed: &RoutedRequest, priority: i64) -> SplicedBody {
-    with_members(routed, vec![(BodyMember::Priority, priority.to_string())], String::new())
-}
-
 /// The client's body with `members` in place of its own, and `appended` members that it cannot have.
 pub(super) fn with_members(
     routed: &RoutedRequest,

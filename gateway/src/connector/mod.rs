@@ -90,12 +90,14 @@ struct LegEngine<'a> {
     facts: Option<&'a EngineFacts>,
     /// The chosen data-parallel rank.
     rank: u32,
+    /// Number of data-parallel ranks.
+    rank_count: u32,
 }
 
 impl LegEngine<'_> {
-    /// Number of data-parallel ranks.
-    fn dp_size(&self) -> u32 {
-        self.facts.map_or(1, |facts| facts.dp_size)
+    /// The rank to send to the engine; `None` if it has only one.
+    fn requested_rank(&self) -> Option<u32> {
+        (self.rank_count > 1).then_some(self.rank)
     }
 
     /// The priority to send to the engine; `None` leaves the client's own, which such an engine ignores.
@@ -111,7 +113,7 @@ impl LegEngine<'_> {
 /// The connector of a route, derived from the facts that its engines report, never guessed per request. The error says which fact is
 /// missing.
 fn for_attempt<'a>(attempt: &ConnectorAttempt<'a>) -> Result<Box<dyn LegConnector + 'a>, &'static str> {
-    let LegEngine { facts, rank } = attempt.prefill;
+    let LegEngine { facts, rank, .. } = attempt.prefill;
     if attempt.decode.is_none() {
         return Ok(Box::new(PlainConnector));
     }

@@ -24,7 +24,8 @@ impl<'a> MooncakeConnector<'a> {
         rank: u32,
     ) -> Result<Self, &'static str> {
         let bootstrap = bootstrap.ok_or("has no bootstrap address")?;
-        let engine_id = engine_ids.get(&rank).or_else(|| engine_ids.values().next());
+        // A node of a hybrid deployment numbers its ranks from another number than 0.
+        let engine_id = engine_ids.values().nth(rank as usize).or_else(|| engine_ids.values().next());
         let engine_id = engine_id.ok_or("has no engine id at its bootstrap server")?;
         Ok(Self { bootstrap, engine_id, transfer_id: format!("xfer-{}", random_uuid()) })
     }
@@ -85,7 +86,7 @@ mod tests {
         let bootstrap = BootstrapAddress { host: "::1".into(), port: 8998 };
         let transfer_id = "xfer-1".to_owned();
         let connector = MooncakeConnector { bootstrap: &bootstrap, engine_id: "e-1", transfer_id };
-        let engine = LegEngine { facts: None, rank: 0 };
+        let engine = LegEngine { facts: None, rank: 0, rank_count: 1 };
         let attempt = ConnectorAttempt {
             routed: &routed,
             number: 1,

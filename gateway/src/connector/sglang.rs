@@ -1,5 +1,8 @@
 //! SGLang's disaggregation protocol: the same body goes to both engines at once, with the bootstrap triple and a request id of the
-//! gateway appended, and the priority for engines that order their queue by it.
+//! gateway appended, the priority for engines that order their queue by it, and the rank for engines with several.
+//!
+//! A prefill with several data-parallel ranks must process the request on rank `room % dp_size`: the decode looks for the KV cache
+//! there, and a prefill on another rank fails the request. So the room is chosen by the rank.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -37,15 +40,19 @@ impl<'a> SglangConnector<'a> {
     fn request(&self, attempt: &ConnectorAttempt<'_>, engine: LegEngine<'_>) -> PreparedRequest {
         let (routed, main) = (attempt.routed, attempt.main_engine());
         let ranks = PairRanks {
-            prefill: (attempt.prefill.rank, attempt.prefill.dp_size()),
-            decode: (main.rank, main.dp_size()),
+            prefill: (attempt.prefill.rank, attempt.prefill.rank_count),
+            decode: (main.rank, main.rank_count),
         };
         let sequences = if is_batch(routed) { Some(routed.routing.sequences()) } else { None };
-        let triple = bootstrap_members(self.bootstrap, ranks, sequences, self.entropy);
+        let mut appended = bootstrap_members(self.bootstrap, ranks, sequences, self.entropy);
+        if let Some(rank) = rank_member(engine) {
+            appended.push(',');
+            appended.push_str(&rank);
+        }
         let mut members = vec![(BodyMember::Rid, format!("\"{}\"", self.rid))];
         let priority = engine.priority(attempt.decision);
         members.extend(priority.map(|priority| (BodyMember::Priority, priority.to_string())));
-        routed.prepare(with_members(routed, members, triple), Vec::new())
+        routed.prepare(with_members(routed, members, appended), Vec::new())
     }
 }
 
@@ -67,6 +74,11 @@ impl LegConnector for SglangConnector<'_> {
     fn abort_id(&self) -> Option<EngineRequestId> {
         Some(EngineRequestId { rid: self.rid.clone() })
     }
+}
+
+/// The body's member that selects the engine's data-parallel rank; `None` if it has only one.
+pub(super) fn rank_member(engine: LegEngine<'_>) -> Option<String> {
+    engine.requested_rank().map(|rank| format!("\"routed_dp_rank\":{rank}"))
 }
 
 /// Whether the engine gets more than one sequence.
@@ -104,7 +116,7 @@ fn bootstrap_members(
 }
 
 /// A random room that selects the wanted rank on both sides (engines use `room % dp_size`), and the step to the next such room. If
-/// no number satisfies both, the prefill's rank wins.
+/// no number satisfies both, it selects the prefill's: a decode may run on another rank, which its body names.
 fn room(ranks: PairRanks, entropy: u64) -> (u64, u64) {
     let (prefill_rank, prefill_dp) = (u64::from(ranks.prefill.0), u64::from(ranks.prefill.1.max(1)));
     let (decode_rank, decode_dp) = (u64::from(ranks.decode.0), u64::from(ranks.decode.1.max(1)));

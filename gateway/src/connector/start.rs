@@ -4,7 +4,6 @@ use moongate_scheduler::RoutingDecision;
 use tokio::time::Instant;
 
 use super::{ConnectorAttempt, LegEngine, LegOrder, PrefillLeg, for_attempt};
-use crate::decide::DecodeTarget;
 use crate::feedback::AttemptTrace;
 use crate::fleet::FleetMember;
 use crate::legs::{
@@ -32,16 +31,16 @@ fn start_leg(
 pub(crate) async fn start_legs(
     routed: &RoutedRequest,
     decision: Option<&RoutingDecision>,
-    (prefill, target): (&FleetMember, Option<&DecodeTarget>),
+    (prefill, decode): (&FleetMember, Option<&FleetMember>),
     silence_limits: Option<AttemptSilenceLimits>,
     context: &AttemptContext<'_>,
 ) -> Result<(LegPair, bool), AttemptFailure> {
     let AttemptContext { limits, aborter, attempt: trace, .. } = *context;
     let fail = |what| AttemptFailure::unusable_prefill(prefill, what);
-    let attempt = connector_attempt(routed, trace.number, decision, (prefill, target));
+    let attempt = connector_attempt(routed, trace.number, decision, (prefill, decode));
     let connector = for_attempt(&attempt).map_err(fail)?;
-    let (main_kind, main_member) = match target {
-        Some(target) => (LegKind::Decode, &target.decode),
+    let (main_kind, main_member) = match decode {
+        Some(decode) => (LegKind::Decode, decode),
         None => (LegKind::Worker, prefill),
     };
     let start_prefill = |request| {
@@ -81,9 +80,12 @@ fn connector_attempt<'a>(
     routed: &'a RoutedRequest,
     number: u32,
     decision: Option<&'a RoutingDecision>,
-    (prefill, target): (&'a FleetMember, Option<&'a DecodeTarget>),
+    (prefill, decode): (&'a FleetMember, Option<&'a FleetMember>),
 ) -> ConnectorAttempt<'a> {
-    let prefill = LegEngine { facts: prefill.facts(), rank: target.map_or(0, |target| target.prefill_rank) };
-    let decode = target.map(|target| LegEngine { facts: target.decode.facts(), rank: target.decode_rank });
-    ConnectorAttempt { routed, number, decision, prefill, decode }
+    let leg = |member: &'a FleetMember| LegEngine {
+        facts: member.facts(),
+        rank: member.rank,
+        rank_count: member.rank_count(),
+    };
+    ConnectorAttempt { routed, number, decision, prefill: leg(prefill), decode: decode.map(leg) }
 }

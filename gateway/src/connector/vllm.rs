@@ -44,10 +44,14 @@ fn headers(request_id: &HeaderValue, attempt: u32, engine: LegEngine<'_>) -> Vec
             HeaderValue::from_bytes(&id).ok().map(|id| (HeaderName::from_static("x-request-id"), id)),
         );
     }
-    if engine.dp_size() > 1 {
-        headers.push((HeaderName::from_static("x-data-parallel-rank"), HeaderValue::from(engine.rank)));
-    }
+    headers.extend(rank_header(engine));
     headers
+}
+
+/// The header by which vLLM's front end chooses the data-parallel rank, also when it balances the ranks itself.
+pub(super) fn rank_header(engine: LegEngine<'_>) -> Option<(HeaderName, HeaderValue)> {
+    let rank = engine.requested_rank()?;
+    Some((HeaderName::from_static("x-data-parallel-rank"), HeaderValue::from(rank)))
 }
 
 /// The client's body limited to one token and one response, so that the prefill stops after the prompt. `min_tokens` keeps an

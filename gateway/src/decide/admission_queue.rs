@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use moongate_discovery::RankLoads;
 use moongate_scheduler::{
     AttemptId, CacheHitPrediction, InstanceIndex, InstanceLoad, PolicyName, ReportedLoad, RequestProfile,
     ScheduleRejection, ScheduleRequest, Scheduler,
@@ -228,13 +229,21 @@ impl AdmissionQueue {
         });
     }
 
-    /// An engine has reported its load.
-    pub(crate) fn record_load(self: &Arc<Self>, endpoint: &Arc<UpstreamEndpoint>, load: ReportedLoad) {
+    /// An engine has reported the load of its ranks.
+    pub(crate) fn record_load(self: &Arc<Self>, endpoint: &Arc<UpstreamEndpoint>, loads: &RankLoads) {
         self.update(|state, now| {
-            let mut engines = InstanceIndex::all().zip(&state.fleet.members);
-            let reported = engines.find(|(_, member)| Arc::ptr_eq(&member.endpoint, endpoint));
-            if let Some((ix, _)) = reported {
-                state.scheduler.report(now, ix, load);
+            let ranks = InstanceIndex::all().zip(&state.fleet.members);
+            for (ix, member) in ranks.filter(|(_, member)| Arc::ptr_eq(&member.endpoint, endpoint)) {
+                let load = loads.of_rank(member.rank, member.rank_count());
+                let reported = ReportedLoad {
+                    running: load.running,
+                    waiting: load.waiting,
+                    waiting_uncached_tokens: load.waiting_uncached_tokens,
+                    used_tokens: load.used_tokens,
+                    capacity_tokens: load.capacity_tokens,
+                    ..ReportedLoad::default()
+                };
+                state.scheduler.report(now, ix, reported);
             }
         });
     }

@@ -17,7 +17,7 @@ use super::admission_queue::AdmissionQueue;
 use super::eligibility::{ChosenRoute, RouteConstraints, route_members};
 use super::in_flight::InFlightGuard;
 use super::shared_queue::{
-    LeaderMessage, TicketMessage, TicketRejection, TicketRoute, engine_ids, excluded_engines,
+    LeaderMessage, TicketMessage, TicketRejection, TicketRoute, engine_names, excluded_engines,
 };
 use crate::feedback::{DecisionHistory, SharedQueueMetrics};
 use crate::fleet::{FleetDecision, FleetSnapshot};
@@ -240,7 +240,7 @@ impl AdmissionState {
             let engines = waiter.recipient.excluded(&self.fleet);
             if let Some(submission) = &mut waiter.submission {
                 submission.excluded.clone_from(&engines);
-                let excluded = engine_ids(&engines, &self.fleet);
+                let excluded = engine_names(&engines, &self.fleet);
                 messages.push(TicketMessage::Exclude { ticket: attempt.0, excluded });
             }
             self.scheduler.exclude(*attempt, engines);
@@ -301,14 +301,14 @@ fn build_route(
     decision: RoutingDecision,
     queue: &Arc<AdmissionQueue>,
 ) -> Option<ChosenRoute> {
-    let (prefill, target) = route_members(fleet, decision.route)?;
-    let decode = target.as_ref().map(|target| target.decode.endpoint.clone());
+    let (prefill, decode) = route_members(fleet, decision.route)?;
+    let decode_endpoint = decode.as_ref().map(|decode| decode.endpoint.clone());
     let now = Instant::now();
-    [Some(&prefill.endpoint), decode.as_ref()]
+    [Some(&prefill.endpoint), decode_endpoint.as_ref()]
         .into_iter()
         .flatten()
         .for_each(|engine| engine.silence.record_sent(now));
-    let in_flight = InFlightGuard::routed(queue.clone(), attempt, prefill.endpoint.clone(), decode);
+    let in_flight = InFlightGuard::routed(queue.clone(), attempt, prefill.endpoint.clone(), decode_endpoint);
     let reasons = FleetDecision { decision: Arc::new(decision), fleet: fleet.clone() };
-    Some(ChosenRoute { prefill, decode: target, in_flight, decision: Some(reasons) })
+    Some(ChosenRoute { prefill, decode, in_flight, decision: Some(reasons) })
 }

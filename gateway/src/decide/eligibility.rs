@@ -18,8 +18,8 @@ use crate::routed_request::RoutedRequest;
 #[derive(Debug)]
 pub(crate) struct ChosenRoute {
     pub(crate) prefill: FleetMember,
-    /// The decode engine with the ranks of both sides; `None` for a single worker.
-    pub(crate) decode: Option<DecodeTarget>,
+    /// The decode engine; `None` for a single worker.
+    pub(crate) decode: Option<FleetMember>,
     pub(crate) in_flight: InFlightGuard,
     /// `None` on paths that are passed through without a decision.
     pub(crate) decision: Option<FleetDecision>,
@@ -33,14 +33,6 @@ impl ChosenRoute {
             None => DecidedRoute::Passthrough(&self.prefill.endpoint),
         }
     }
-}
-
-/// The decode side of a pair.
-#[derive(Debug)]
-pub(crate) struct DecodeTarget {
-    pub(crate) decode: FleetMember,
-    pub(crate) prefill_rank: u32,
-    pub(crate) decode_rank: u32,
 }
 
 /// Which engines are eligible, tried in this order: a suspect engine whose trial is due; available engines; also suspect ones and
@@ -162,13 +154,11 @@ fn can_substitute(candidate: EngineRole, other: EngineRole) -> bool {
 pub(super) fn route_members(
     fleet: &FleetSnapshot,
     route: EngineRoute,
-) -> Option<(FleetMember, Option<DecodeTarget>)> {
+) -> Option<(FleetMember, Option<FleetMember>)> {
     let prefill = fleet.member(route.prefill_instance())?.clone();
     let target = match route {
         EngineRoute::Single { .. } => None,
-        EngineRoute::Pair { decode, prefill_rank, decode_rank, .. } => {
-            Some(DecodeTarget { decode: fleet.member(decode)?.clone(), prefill_rank, decode_rank })
-        }
+        EngineRoute::Pair { decode, .. } => Some(fleet.member(decode)?.clone()),
     };
     Some((prefill, target))
 }

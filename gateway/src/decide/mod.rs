@@ -10,7 +10,7 @@ mod shared_queue;
 
 pub(crate) use admission_queue::{AdmissionOptions, AdmissionQueue};
 pub(crate) use clock::SchedulerClock;
-pub(crate) use eligibility::{ChosenRoute, DecodeTarget};
+pub(crate) use eligibility::ChosenRoute;
 pub(crate) use in_flight::InFlightGuard;
 pub(crate) use shared_queue::{QueueIdentity, QueuePeers, QueueServer, run_election};
 pub use shared_queue::{QueuePeerAddress, QueuePeerAddressError, QueuePeersError};

@@ -12,7 +12,7 @@ pub(super) async fn attempt(
     chosen: ChosenRoute,
     context: &AttemptContext<'_>,
 ) -> Result<ResponseStart, AttemptFailure> {
-    let ChosenRoute { prefill, decode: target, in_flight, decision: fleet_decision } = chosen;
+    let ChosenRoute { prefill, decode, in_flight, decision: fleet_decision } = chosen;
     let decision = fleet_decision.as_ref().map(|fleet_decision| &*fleet_decision.decision);
     let silence_limits = decision.and_then(|decision| {
         let expected = decision.expected_ttft.max(decision.predicted_ttft.unwrap_or(0.0));
@@ -20,7 +20,7 @@ pub(super) async fn attempt(
         AttemptSilenceLimits::new(prefill.endpoint.silence.limits(), expected, routed)
     });
     let (pair, stale_prefill) =
-        start_legs(routed, decision, (&prefill, target.as_ref()), silence_limits, context).await?;
+        start_legs(routed, decision, (&prefill, decode.as_ref()), silence_limits, context).await?;
     first_bytes(routed, pair.with_silence_limits(silence_limits), in_flight, context).await.map_err(
         |mut failure| {
             if failure.side == LegKind::Decode && failure.error.blames_engine() {

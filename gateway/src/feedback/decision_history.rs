@@ -49,7 +49,7 @@ impl DecisionHistory {
         fleet: &FleetSnapshot,
     ) {
         let suspects = fleet.members.iter().filter(|member| member.endpoint.silence.is_suspect());
-        let suspects = suspects.map(|member| member.endpoint.id.0.clone()).collect();
+        let suspects = suspects.map(|member| member.name.clone()).collect();
         let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let request_id = String::from_utf8_lossy(request_id).into_owned();
         let record = Arc::new(DecisionRecord { request_id, at, queued, decision, snapshot, suspects });

@@ -104,7 +104,7 @@ impl EngineGauges {
     pub(super) fn set(&self, fleet: &FleetSnapshot, loads: &[InstanceLoad]) {
         let families = self.families();
         families.iter().for_each(|family| family.clear());
-        for (member, load) in fleet.members.iter().zip(loads) {
+        for (member, load) in fleet.engines_with_load(loads) {
             let endpoint = &member.endpoint;
             let labels =
                 EngineLabels { instance: endpoint.id.to_string(), role: member.instance.role.to_string() };

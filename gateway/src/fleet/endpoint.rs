@@ -11,7 +11,7 @@ use super::in_flight::InFlightCount;
 use super::prompts::PromptCounters;
 use super::silence::{SilenceLimits, SilenceMonitor};
 use super::tokenize_methods::TokenizeMethods;
-use crate::kv_index::{EngineSlotGuard, KvIndex};
+use crate::kv_index::{EngineSlots, KvIndex};
 use crate::upstream::{ConnectionPool, ConnectionPoolLimits, LegError};
 
 #[derive(Debug, Clone)]
@@ -32,8 +32,8 @@ pub(crate) struct UpstreamEndpoint {
     pub(crate) silence: SilenceMonitor,
     /// Methods by which the engine can tokenize prompts.
     pub(crate) tokenize_methods: TokenizeMethods,
-    /// The engine's slot in the index.
-    pub(crate) index_slot: EngineSlotGuard,
+    /// Slots of the engine's ranks in the index.
+    pub(crate) index_slots: EngineSlots,
     healthy: AtomicBool,
 }
 
@@ -47,7 +47,7 @@ impl UpstreamEndpoint {
             breaker: CircuitBreaker::new(limits.breaker),
             silence: SilenceMonitor::new(limits.silence.clone()),
             tokenize_methods: TokenizeMethods::default(),
-            index_slot: EngineSlotGuard::new(index),
+            index_slots: EngineSlots::new(index),
             healthy: AtomicBool::new(true),
         }
     }

@@ -22,6 +22,7 @@ pub(crate) struct EngineGroup {
     pub(crate) context_length: Option<u32>,
 }
 
+/// One rank of an engine.
 #[derive(Debug)]
 pub(crate) struct EngineGroupMember {
     pub(crate) slot: EngineSlot,
@@ -39,12 +40,14 @@ impl EngineGroup {
     ) -> Vec<Self> {
         let mut groups: Vec<Self> = Vec::new();
         for member in members {
-            let (Some(keyspace), Some(facts)) = (&member.keyspace, member.facts()) else { continue };
+            let (Some(keyspace), Some(facts), Some(slot)) = (&member.keyspace, member.facts(), member.slot())
+            else {
+                continue;
+            };
             let keyspace = keyspace.for_adapter(model, facts).map_or_else(|| keyspace.clone(), Arc::new);
-            let slot = member.endpoint.index_slot.slot();
             let store_threshold = facts.store.as_ref().map(|store| store.prefetch_threshold.unwrap_or(0));
-            let groups_of_cache = member.endpoint.index_slot.groups().clone();
-            let engine = EngineGroupMember { slot, groups: groups_of_cache, store_threshold };
+            let engine =
+                EngineGroupMember { slot: slot.slot(), groups: slot.groups().clone(), store_threshold };
             let publishes = facts.events.as_ref().is_some_and(|events| !events.is_empty());
             let same = |group: &&mut Self| {
                 group.keyspace == keyspace

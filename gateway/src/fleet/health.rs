@@ -51,7 +51,7 @@ pub(crate) async fn check_health(
             () = stop.cancelled() => return,
             _ = tick.tick() => {}
         }
-        let members = fleet.current().members.clone();
+        let members: Vec<FleetMember> = fleet.current().engines().cloned().collect();
         let mut checks: FuturesUnordered<_> = members
             .iter()
             .map(|member| {
@@ -103,7 +103,7 @@ pub(crate) async fn probe_suspects(
                 }
             }
         }
-        for member in fleet.current().members.iter().filter(|member| member.endpoint.silence.is_suspect()) {
+        for member in fleet.current().engines().filter(|member| member.endpoint.silence.is_suspect()) {
             if checked.insert(member.endpoint.id.clone()) {
                 let (client, limits, member) = (client.clone(), limits.clone(), member.clone());
                 let is_recheck = member.endpoint.silence.was_health_checked();

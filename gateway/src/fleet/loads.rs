@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use moongate_discovery::{EngineKind, EngineLoadError, InstanceId, fetch_load};
-use moongate_scheduler::ReportedLoad;
+use moongate_discovery::{EngineKind, EngineLoadError, InstanceId, RankLoads, fetch_load};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
@@ -25,7 +24,7 @@ pub(crate) async fn poll_loads(
     fleet: FleetReader,
     client: reqwest::Client,
     poll_interval: Duration,
-    reported: impl Fn(&Arc<UpstreamEndpoint>, ReportedLoad),
+    reported: impl Fn(&Arc<UpstreamEndpoint>, &RankLoads),
     stop: CancellationToken,
 ) {
     // Next poll time; `None` while a query is running.
@@ -37,10 +36,10 @@ pub(crate) async fn poll_loads(
         tokio::select! {
             () = stop.cancelled() => return,
             Some((member, outcome)) = queries.next(), if !queries.is_empty() => {
-                let (member, outcome): (FleetMember, Result<ReportedLoad, EngineLoadError>) = (member, outcome);
+                let (member, outcome): (FleetMember, Result<RankLoads, EngineLoadError>) = (member, outcome);
                 let pause = match outcome {
-                    Ok(load) => {
-                        reported(&member.endpoint, load);
+                    Ok(loads) => {
+                        reported(&member.endpoint, &loads);
                         if member.is_sglang() { Duration::ZERO } else { VLLM_INTERVAL }
                     }
                     Err(reason) => {
@@ -52,8 +51,8 @@ pub(crate) async fn poll_loads(
             }
             _ = tick.tick() => {
                 let current = fleet.current();
-                next.retain(|id, _| current.members.iter().any(|member| member.endpoint.id == *id));
-                for member in &current.members {
+                next.retain(|id, _| current.is_usable(id));
+                for member in current.engines() {
                     let due = next.entry(member.endpoint.id.clone()).or_insert_with(|| Some(Instant::now()));
                     if due.take_if(|at| *at <= Instant::now()).is_some() {
                         let (client, member) = (client.clone(), member.clone());
@@ -68,15 +67,7 @@ pub(crate) async fn poll_loads(
     }
 }
 
-async fn query_load(client: &reqwest::Client, member: &FleetMember) -> Result<ReportedLoad, EngineLoadError> {
+async fn query_load(client: &reqwest::Client, member: &FleetMember) -> Result<RankLoads, EngineLoadError> {
     let engine = member.facts().map_or(EngineKind::Vllm, |facts| facts.engine);
-    let load = fetch_load(client, engine, &member.instance.url, None).await?;
-    Ok(ReportedLoad {
-        running: load.running,
-        waiting: load.waiting,
-        waiting_uncached_tokens: load.waiting_uncached_tokens,
-        used_tokens: load.used_tokens,
-        capacity_tokens: load.capacity_tokens,
-        ..ReportedLoad::default()
-    })
+    fetch_load(client, engine, &member.instance.url, None).await
 }

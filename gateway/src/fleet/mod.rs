@@ -10,6 +10,7 @@ mod health;
 mod in_flight;
 mod loads;
 mod prompts;
+mod ranks;
 mod silence;
 mod snapshot;
 mod tokenize_methods;

@@ -13,7 +13,7 @@ use scheduler::{InstanceIndex, ModelIndex, PairingDomain, SchedulableFleet};
 use super::cache_rules::cache_rules;
 use super::endpoint::{EndpointLimits, UpstreamEndpoint};
 use super::group::EngineGroup;
-use crate::kv_index::{BlockKeyspace, KvIndex, StoreKeyNaming};
+use crate::kv_index::{BlockKeyspace, EngineSlotGuard, KvIndex, RankSlots, StoreKeyNaming};
 use crate::upstream::split_url;
 
 /// The reason that discovery gives before it has probed an engine.
@@ -22,9 +22,15 @@ const NOT_PROBED: &str = "not probed yet";
 /// Most models recorded per engine.
 const MAX_KNOWN_MODELS: usize = 1024;
 
-/// An engine that may receive requests.
+/// A data-parallel rank of an engine that may receive requests; most engines have one.
 #[derive(Debug, Clone)]
 pub(crate) struct FleetMember {
+    /// The id of its instance, with the rank if there are several: `ID#0`.
+    pub(crate) name: Arc<str>,
+    pub(crate) rank: u32,
+    /// Slots of all ranks of the engine in the index.
+    pub(crate) slots: RankSlots,
+    /// The engine's instance and endpoint, which all its ranks share.
     pub(crate) instance: Arc<EngineInstance>,
     pub(crate) endpoint: Arc<UpstreamEndpoint>,
     /// How its blocks are hashed; `None` if unknown.
@@ -39,6 +45,16 @@ impl FleetMember {
         self.instance.facts.as_ref()
     }
 
+    /// Number of data-parallel ranks of its engine.
+    pub(crate) fn rank_count(&self) -> u32 {
+        u32::try_from(self.slots.len()).unwrap_or(u32::MAX)
+    }
+
+    /// The rank's slot in the index. Always `Some`, because members are built from the slots.
+    pub(crate) fn slot(&self) -> Option<&Arc<EngineSlotGuard>> {
+        self.slots.get(self.rank as usize)
+    }
+
     pub(crate) fn is_sglang(&self) -> bool {
         self.facts().is_some_and(|facts| facts.engine == EngineKind::Sglang)
     }
@@ -51,8 +67,8 @@ pub(crate) struct FleetSnapshot {
     pub(crate) cluster: Arc<SchedulableFleet>,
     /// In the same order as `cluster`.
     pub(crate) members: Vec<FleetMember>,
-    /// Position of each member, by its instance's id.
-    positions: HashMap<Arc<str>, InstanceIndex>,
+    /// Position of each member, by its name.
+    pub(super) positions: HashMap<Arc<str>, InstanceIndex>,
     /// Every endpoint of the topology, including instances that are not usable now.
     endpoints: HashMap<InstanceId, Arc<UpstreamEndpoint>>,
     /// Models served at any time, by name.
@@ -135,26 +151,29 @@ impl FleetSnapshot {
                 .location(host(authority))
                 .filter(|_| instance.location == PhysicalLocation::default());
             let location = host_location.unwrap_or(&instance.location);
-            instances.push(scheduler::SchedulableInstance {
-                name: instance.id.0.clone(),
+            let name = instance.id.0.clone();
+            let schedulable = scheduler::SchedulableInstance {
+                name: name.clone(),
                 role: role(instance.role),
                 models: facts.models.iter().map(|model| fleet.intern(model)).collect(),
                 domain: domain(facts),
-                dp_size: facts.dp_size.max(1),
+                rank: 0,
                 location: interner.location(location),
                 cache: cache_rules(facts),
                 local_prefill: computes_alone(instance.role, facts),
-            });
-            let keyspace = instance.facts.as_ref().and_then(BlockKeyspace::from_facts).map(Arc::new);
+            };
+            let keyspace = BlockKeyspace::from_facts(facts).map(Arc::new);
             let naming = keyspace.as_ref().and_then(|keyspace| keyspace.store_naming(facts)).map(Arc::new);
-            let position = InstanceIndex(u32::try_from(fleet.members.len()).unwrap_or(u32::MAX));
-            fleet.positions.insert(instance.id.0.clone(), position);
-            fleet.members.push(FleetMember {
+            let member = FleetMember {
+                name,
+                rank: 0,
+                slots: endpoint.index_slots.of_ranks(facts.dp_size),
                 instance: instance.clone(),
                 endpoint,
                 keyspace,
                 store_naming: naming,
-            });
+            };
+            fleet.add_ranks(&member, &schedulable, &mut instances);
         }
         let listed = topology.hosts.iter();
         let engines =
@@ -181,7 +200,7 @@ impl FleetSnapshot {
 
     /// Whether requests may be sent to an instance.
     pub(crate) fn is_usable(&self, id: &InstanceId) -> bool {
-        self.members.iter().any(|member| member.instance.id == *id)
+        self.engines().any(|member| member.instance.id == *id)
     }
 
     fn group_members(&self, model: ModelIndex) -> Vec<Arc<EngineGroup>> {
@@ -203,7 +222,7 @@ impl FleetSnapshot {
     /// Distinct key namings of the engines in the store.
     pub(crate) fn store_namings(&self) -> Vec<StoreKeyNaming> {
         let mut all: Vec<StoreKeyNaming> = Vec::new();
-        for naming in self.members.iter().filter_map(|member| member.store_naming.as_ref()) {
+        for naming in self.engines().filter_map(|member| member.store_naming.as_ref()) {
             if !all.contains(&**naming) {
                 all.push(StoreKeyNaming::clone(naming));
             }
@@ -262,9 +281,9 @@ impl FleetSnapshot {
         &self.served_models
     }
 
-    /// The usable engine with this id.
-    pub(crate) fn index_of(&self, id: &str) -> Option<InstanceIndex> {
-        self.positions.get(id).copied()
+    /// The member with this name.
+    pub(crate) fn index_of(&self, name: &str) -> Option<InstanceIndex> {
+        self.positions.get(name).copied()
     }
 
     pub(crate) fn member(&self, ix: InstanceIndex) -> Option<&FleetMember> {

@@ -56,7 +56,7 @@ impl FleetReader {
         let fleet = FleetSnapshot::build(&topology.current(), &previous, limits, index);
         tracing::info!(
             generation = fleet.generation,
-            usable = fleet.members.len(),
+            usable = fleet.engines().count(),
             unusable = fleet.unusable.len(),
             models = ?fleet.served_models(),
             "fleet changed"
@@ -92,8 +92,8 @@ pub(crate) async fn watch_topology(
                 Some(_) => reader.refresh(&topology, &limits, &index),
                 None => break,
             },
-            _ = sweep.tick() => reader.current().members.iter().for_each(|member| member.endpoint.pool.sweep()),
+            _ = sweep.tick() => reader.current().engines().for_each(|member| member.endpoint.pool.sweep()),
         }
     }
-    reader.current().members.iter().for_each(|member| member.endpoint.pool.clear());
+    reader.current().engines().for_each(|member| member.endpoint.pool.clear());
 }

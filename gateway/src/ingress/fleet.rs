@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use super::handler::GatewayContext;
 use crate::feedback::RequestTotals;
-use crate::fleet::{FleetSnapshot, PromptCountSnapshot, domain_name};
+use crate::fleet::{FleetMember, FleetSnapshot, PromptCountSnapshot, domain_name};
 use crate::predict::StoreViewStatus;
 
 /// Increases when a member is removed or changes its meaning. New members do not increase it.
@@ -142,9 +142,10 @@ impl FleetStatusCache {
         let queue = &gateway.dispatcher.admission;
         let topology = gateway.dispatcher.topology.current();
         let (fleet, loads) = queue.loads();
-        let with_load = fleet.members.iter().zip(&loads).enumerate();
-        let by_id: HashMap<_, _> =
-            with_load.map(|(position, (member, load))| (&member.instance.id, (position, load))).collect();
+        let by_id: HashMap<_, _> = fleet
+            .engines_with_load(&loads)
+            .map(|(member, load)| (&member.instance.id, (member, load)))
+            .collect();
         let instances = topology
             .instances
             .iter()
@@ -177,11 +178,11 @@ impl FleetStatusCache {
 }
 
 impl<'a> FleetInstanceStatus<'a> {
-    /// `member`: its position in the fleet and its load, if it is usable.
+    /// `member`: its first rank, and the load of all its ranks, if it is usable.
     fn of(
         instance: &'a EngineInstance,
         fleet: &FleetSnapshot,
-        member: Option<(usize, &InstanceLoad)>,
+        member: Option<(&FleetMember, InstanceLoad)>,
     ) -> Self {
         let endpoint = fleet.endpoint(&instance.id);
         let facts = instance.facts.as_ref();
@@ -195,7 +196,7 @@ impl<'a> FleetInstanceStatus<'a> {
                 _ => ("serving", None),
             },
         };
-        let in_cluster = member.and_then(|(position, _)| fleet.cluster.instances().get(position));
+        let in_cluster = member.and_then(|(member, _)| fleet.cluster.get(fleet.index_of(&member.name)?));
         Self {
             id: &instance.id.0,
             url: &instance.url,
@@ -212,7 +213,7 @@ impl<'a> FleetInstanceStatus<'a> {
             uses_store: facts.is_some_and(|facts| facts.store.is_some()),
             in_flight: endpoint.map_or(0, |endpoint| endpoint.in_flight.count()),
             prompts: endpoint.map(|endpoint| endpoint.prompt_counters.snapshot()),
-            load: member.map(|(_, load)| InstanceLoadStatus::of(load)),
+            load: member.map(|(_, load)| InstanceLoadStatus::of(&load)),
         }
     }
 }

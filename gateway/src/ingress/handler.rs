@@ -154,7 +154,10 @@ async fn dispatch(
         if let Some(reports) = &gateway.prompt_reports {
             let prediction = routed.prompt_prediction.as_ref();
             let tenant = routed.request.as_ref().and_then(|request| request.tenant);
-            match prediction.and_then(|prediction| prediction.stored_prompt(prefill.index_slot.slot())) {
+            match prediction
+                .zip(prefill.index_slots.first())
+                .and_then(|(prediction, slot)| prediction.stored_prompt(slot))
+            {
                 Some(prompt) => {
                     recorder.set_prompt_report(reports.report(prompt, routed.return_hint, tenant));
                 }

@@ -100,7 +100,7 @@ fn describe(gateway: &GatewayContext, predicted: &PromptPrediction, duration: Du
         .map(|(ix, member)| {
             let hits = predicted.hits(member);
             json!({
-                "instance": member.endpoint.id.to_string(),
+                "instance": member.name,
                 "role": member.instance.role.to_string(),
                 "l1_tokens": hits.l1_tokens,
                 "l2_tokens": hits.l2_tokens,

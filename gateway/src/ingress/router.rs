@@ -97,7 +97,7 @@ pub(super) async fn ready(State(gateway): State<Arc<GatewayContext>>) -> Respons
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, "no plain worker and no prefill/decode pair is usable")
     };
-    json(status, &serde_json::json!({"status": text, "engines": fleet.members.len(), "waiting": waiting}))
+    json(status, &serde_json::json!({"status": text, "engines": fleet.engines().count(), "waiting": waiting}))
 }
 
 async fn models(State(gateway): State<Arc<GatewayContext>>) -> Response<Body> {

@@ -125,7 +125,7 @@ fn describe(gateway: &GatewayContext, instance: &EngineInstance) -> Value {
         "usable": usable,
         "is_healthy": usable && endpoint.is_some_and(|endpoint| endpoint.is_available()),
         "reason": reason,
-        "block_hashes": endpoint.map(|endpoint| endpoint.index_slot.hash_rule().status().to_string()),
+        "block_hashes": endpoint.map(|endpoint| endpoint.index_slots.hash_rule_status().to_string()),
         "load": endpoint.map_or(0, |endpoint| endpoint.in_flight.count()),
     })
 }

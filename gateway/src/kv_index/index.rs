@@ -98,7 +98,7 @@ impl KvIndex {
     }
 }
 
-/// An engine's slot in the index. Dropping it removes the engine's blocks.
+/// The slot in the index of one rank of an engine. Dropping it removes the rank's blocks.
 #[derive(Debug)]
 pub(crate) struct EngineSlotGuard {
     index: Arc<KvIndex>,

@@ -4,6 +4,7 @@ mod block_keyspace;
 mod cache_groups;
 mod hash_rule;
 mod index;
+mod rank_slots;
 mod spin_rw_lock;
 #[cfg(test)]
 mod spin_rw_lock_tests;
@@ -11,7 +12,8 @@ mod store_keys;
 
 pub(crate) use block_keyspace::{BlockExtraKeys, BlockKeyspace, BlockSchemes};
 pub(crate) use cache_groups::{EngineCacheGroups, NumberedCacheGroup};
-pub(crate) use hash_rule::{EngineHashRule, HashRuleStatus};
+pub(crate) use hash_rule::HashRuleStatus;
 pub(crate) use index::{EngineSlotGuard, KvIndex};
+pub(crate) use rank_slots::{EngineSlots, RankSlots};
 pub use spin_rw_lock::SpinRwLock;
 pub(crate) use store_keys::{StoreKeyNaming, StoredBlockPart};

@@ -312,7 +312,8 @@ impl PromptPrediction {
     }
 
     fn of(&self, member: &FleetMember) -> EngineHitsInGroup {
-        self.by_slot.get(member.endpoint.index_slot.slot().as_usize()).copied().unwrap_or_default()
+        let hits = member.slot().and_then(|slot| self.by_slot.get(slot.slot().as_usize()));
+        hits.copied().unwrap_or_default()
     }
 
     /// The hits of an engine.

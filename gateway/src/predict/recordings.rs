@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::feeds::EngineEventApplier;
 use super::hybrid_hits::HybridHits;
 use super::prompt_tokens::PromptTokens;
-use crate::kv_index::{BlockExtraKeys, BlockKeyspace, EngineSlotGuard, HashRuleStatus, KvIndex};
+use crate::kv_index::{BlockExtraKeys, BlockKeyspace, EngineSlotGuard, EngineSlots, HashRuleStatus, KvIndex};
 
 /// A line of a recording.
 #[derive(Deserialize)]
@@ -52,15 +52,9 @@ fn bytes(hex: &str) -> Vec<u8> {
 fn replay(recording: &str, facts: &EngineFacts) -> Accuracy {
     let base = BlockKeyspace::from_facts(facts).unwrap();
     let index = KvIndex::new(100_000);
-    let engine = EngineSlotGuard::new(index.clone());
-    let applier = EngineEventApplier {
-        index: index.clone(),
-        slot: engine.slot(),
-        namespace: base.namespace(),
-        groups: engine.groups().clone(),
-        hash_rule: engine.hash_rule().clone(),
-        keyspace: Arc::new(base.clone()),
-    };
+    let slots = EngineSlots::new(index.clone()).of_ranks(1);
+    let mut applier = EngineEventApplier::new(slots.clone(), 0, 0, Arc::new(base.clone())).unwrap();
+    let engine = &*slots[0];
     let (mut tokens, mut wrong, mut found) = (0, 0, 0);
     for line in recording.lines() {
         match serde_json::from_str(line).unwrap() {
@@ -70,7 +64,7 @@ fn replay(recording: &str, facts: &EngineFacts) -> Accuracy {
             RecordedStep::Prompt { model, prompt, cached } => {
                 let length = u32::try_from(prompt.len()).unwrap();
                 let keyspace = base.for_adapter(&model, facts).unwrap_or_else(|| base.clone());
-                let predicted = predict(&index, &engine, &keyspace, prompt);
+                let predicted = predict(&index, engine, &keyspace, prompt);
                 (tokens, found) = (tokens + length, found + cached);
                 wrong += predicted.abs_diff(cached);
             }

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::api_sglang::fraction;
+use super::rank::SimRank;
 use super::stats::SimStats;
 use super::{SimEngineState, SimRole, VllmConnector};
 
@@ -20,6 +21,15 @@ impl PrometheusPage {
         for (extra, value) in values {
             let comma = if extra.is_empty() { "" } else { "," };
             let _ = writeln!(self.text, "{name}{{{}{comma}{extra}}} {value:?}", self.labels);
+        }
+    }
+
+    /// A gauge with one sample for each data-parallel rank, in the label `engine`.
+    fn rank_gauge(&mut self, name: &str, ranks: &[RankMetrics<'_>], value: impl Fn(&RankMetrics<'_>) -> f64) {
+        let _ = writeln!(self.text, "# HELP {name} {name}\n# TYPE {name} gauge");
+        for rank in ranks {
+            let RankMetrics { number, labels, .. } = rank;
+            let _ = writeln!(self.text, "{name}{{engine=\"{number}\",{labels}}} {:?}", value(rank));
         }
     }
 
@@ -42,6 +52,18 @@ impl PrometheusPage {
              {name}_count{{{labels}}} {count:?}\n{name}_sum{{{labels}}} {sum:?}"
         );
     }
+}
+
+/// What vLLM reports of one data-parallel rank.
+struct RankMetrics<'a> {
+    number: u64,
+    /// Labels besides the rank's number.
+    labels: &'a str,
+    running: u64,
+    waiting: u64,
+    transferring: u64,
+    used_tokens: u64,
+    capacity_tokens: u64,
 }
 
 #[expect(clippy::cast_precision_loss, reason = "Prometheus values are floats")]
@@ -132,13 +154,13 @@ pub(crate) fn sglang(engine: &SimEngineState) -> String {
 
 pub(crate) fn vllm(engine: &SimEngineState) -> String {
     let stats = engine.stats.snapshot();
-    let [used, capacity, ..] = cache_usage(engine);
-    let labels = format!("engine=\"0\",model_name=\"{}\"", engine.options.model);
-    let mut page = PrometheusPage { text: String::new(), labels };
+    let model_label = format!("model_name=\"{}\"", engine.options.model);
+    let ranks = rank_metrics(engine, &stats, &model_label);
+    let mut page = PrometheusPage { text: String::new(), labels: format!("engine=\"0\",{model_label}") };
     let prompt_tokens = stats.prompt_tokens + stats.transferred_tokens;
     let external = stats.cached_storage_tokens + stats.transferred_tokens;
-    page.gauge("vllm:num_requests_running", number(stats.running));
-    page.gauge("vllm:num_requests_waiting", number(stats.waiting + stats.transferring));
+    page.rank_gauge("vllm:num_requests_running", &ranks, |rank| number(rank.running));
+    page.rank_gauge("vllm:num_requests_waiting", &ranks, |rank| number(rank.waiting + rank.transferring));
     page.metric(
         "gauge",
         "vllm:num_requests_waiting_by_reason",
@@ -147,7 +169,9 @@ pub(crate) fn vllm(engine: &SimEngineState) -> String {
             ("reason=\"deferred\"", number(stats.transferring)),
         ],
     );
-    page.gauge("vllm:kv_cache_usage_perc", fraction(used, capacity));
+    page.rank_gauge("vllm:kv_cache_usage_perc", &ranks, |rank| {
+        fraction(rank.used_tokens, rank.capacity_tokens)
+    });
     page.counter("vllm:prefix_cache_queries_total", prompt_tokens);
     page.counter("vllm:prefix_cache_hits_total", stats.cached_device_tokens);
     page.counter(
@@ -180,10 +204,32 @@ pub(crate) fn vllm(engine: &SimEngineState) -> String {
             ("finished_reason=\"error\"", number(stats.failed)),
         ],
     );
-    page.metric("gauge", "vllm:cache_config_info", &[(&cache_config(engine), 1.0)]);
+    let config = cache_config(engine);
+    let of_config: Vec<RankMetrics<'_>> =
+        ranks.into_iter().map(|rank| RankMetrics { labels: &config, ..rank }).collect();
+    page.rank_gauge("vllm:cache_config_info", &of_config, |_| 1.0);
     write_connector(&mut page, engine, &stats);
     write_store_objects(&mut page, &stats);
     page.text
+}
+
+/// The ranks of an engine. Its requests are counted as a whole, so each rank shows its share.
+fn rank_metrics<'a>(engine: &SimEngineState, stats: &SimStats, labels: &'a str) -> Vec<RankMetrics<'a>> {
+    let count = engine.ranks.len() as u64;
+    let of_rank = |(number, rank): (u64, &SimRank)| {
+        let share = |requests: u64| requests / count + u64::from(requests % count > number);
+        let (used_tokens, capacity_tokens) = rank.cache.lock().device_usage();
+        RankMetrics {
+            number,
+            labels,
+            running: share(stats.running),
+            waiting: share(stats.waiting),
+            transferring: share(stats.transferring),
+            used_tokens,
+            capacity_tokens,
+        }
+    };
+    (0..).zip(&engine.ranks).map(of_rank).collect()
 }
 
 /// Labels with the block size and cache configuration.

@@ -405,7 +405,7 @@ fn cluster(settings: &SimulationOptions) -> SchedulableFleet {
         role,
         models: vec![ModelIndex(0)],
         domain: PairingDomain(0),
-        dp_size: 1,
+        rank: 0,
         location,
         cache: cache.clone(),
         local_prefill: role == InstanceRole::Decode && settings.local_prefill,

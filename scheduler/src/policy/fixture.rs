@@ -145,7 +145,7 @@ fn instance(index: usize, role: InstanceRole) -> SchedulableInstance {
         role,
         models: vec![ModelIndex(0)],
         domain: PairingDomain(0),
-        dp_size: 1,
+        rank: 0,
         location: LocationIds::default(),
         cache: EngineCacheParams::default(),
         local_prefill: false,

@@ -362,15 +362,12 @@ struct EngineChoice {
 /// Completes a decision once the engines are chosen.
 fn build_decision(input: &PolicyInput<'_>, policy: PolicyName, choice: EngineChoice) -> PolicyVerdict {
     let EngineChoice { reason, entry, decode, candidates } = choice;
-    let rank = |ix: InstanceIndex| {
-        let dp_size = input.cluster.get(ix).map_or(1, |instance| instance.dp_size.max(1));
-        u32::try_from(input.sequence % u64::from(dp_size)).unwrap_or(0)
-    };
+    let rank = |ix: InstanceIndex| input.cluster.get(ix).map_or(0, |instance| instance.rank);
     let route = match decode {
         Some(decode) => {
             EngineRoute::Pair { prefill: entry, prefill_rank: rank(entry), decode, decode_rank: rank(decode) }
         }
-        None => EngineRoute::Single { worker: entry },
+        None => EngineRoute::Single { worker: entry, rank: rank(entry) },
     };
     let cached = u64::from(input.prediction.cached_tokens(entry));
     let booking = LoadReservation {

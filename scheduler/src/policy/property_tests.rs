@@ -75,7 +75,7 @@ fn cluster(fleet: &[GeneratedEngine]) -> SchedulableFleet {
         role: engine.role,
         models: vec![ModelIndex(engine.model)],
         domain: PairingDomain(engine.domain),
-        dp_size: 1 + index as u32 % 3,
+        rank: index as u32 % 3,
         location: LocationIds::default(),
         cache: EngineCacheParams::default(),
         local_prefill: index % 2 == 0,
@@ -169,17 +169,18 @@ proptest! {
                     engine.available && engine.model == 0 && engine.role == role && !excluded.contains(&ix.as_usize())
                 };
                 match decision.route {
-                    EngineRoute::Single { worker } => {
+                    EngineRoute::Single { worker, rank } => {
                         let is_local = usable(worker, InstanceRole::Decode)
                             && cluster.get(worker).unwrap().local_prefill
                             && tpot_target.is_some();
                         prop_assert!(usable(worker, InstanceRole::Plain) || is_local, "{name}");
+                        prop_assert_eq!(rank, cluster.get(worker).unwrap().rank);
                     }
                     EngineRoute::Pair { prefill, decode, prefill_rank, decode_rank } => {
                         prop_assert!(usable(prefill, InstanceRole::Prefill) && usable(decode, InstanceRole::Decode), "{name}");
                         prop_assert_eq!(fleet[prefill.as_usize()].domain, fleet[decode.as_usize()].domain);
-                        prop_assert!(prefill_rank < cluster.get(prefill).unwrap().dp_size);
-                        prop_assert!(decode_rank < cluster.get(decode).unwrap().dp_size);
+                        prop_assert_eq!(prefill_rank, cluster.get(prefill).unwrap().rank);
+                        prop_assert_eq!(decode_rank, cluster.get(decode).unwrap().rank);
                     }
                 }
                 prop_assert!(decision.explanation.candidates.iter().any(|c| c.instance == decision.route.prefill_instance()));

@@ -15,7 +15,7 @@ fn instance(role: InstanceRole, domain: u32, models: &[u32]) -> SchedulableInsta
         role,
         models: models.iter().copied().map(ModelIndex).collect(),
         domain: PairingDomain(domain),
-        dp_size: 1,
+        rank: 0,
         location: LocationIds::default(),
         cache: EngineCacheParams::default(),
         local_prefill: false,
@@ -46,13 +46,22 @@ fn decide(
     sequence: u64,
     entropy: u64,
 ) -> Result<RoutingDecision, ScheduleRejection> {
-    let prediction = CacheHitPrediction::default();
+    decide_predicted(name, cluster, loads, &CacheHitPrediction::default(), (sequence, entropy))
+}
+
+fn decide_predicted(
+    name: PolicyName,
+    cluster: &SchedulableFleet,
+    loads: &[InstanceLoad],
+    prediction: &CacheHitPrediction,
+    (sequence, entropy): (u64, u64),
+) -> Result<RoutingDecision, ScheduleRejection> {
     let request = request();
     let verdict = name.build(&SchedulerOptions::default()).decide(&PolicyInput {
         request: &request,
         cluster,
         loads,
-        prediction: &prediction,
+        prediction,
         prefill_times: &PrefillTimeDistribution::default(),
         uncached_share: 1.0,
         expected_output_tokens: 100,
@@ -94,7 +103,7 @@ proptest! {
             prop_assert_eq!(decision.is_ok(), possible, "{}: {:?}", name, decision);
             let Ok(decision) = decision else { continue };
             match decision.route {
-                EngineRoute::Single { worker } => prop_assert!(usable(worker.as_usize(), InstanceRole::Plain)),
+                EngineRoute::Single { worker, .. } => prop_assert!(usable(worker.as_usize(), InstanceRole::Plain)),
                 EngineRoute::Pair { prefill, decode, .. } => {
                     prop_assert!(usable(prefill.as_usize(), InstanceRole::Prefill) && usable(decode.as_usize(), InstanceRole::Decode));
                     prop_assert_eq!(fleet[prefill.as_usize()].1, fleet[decode.as_usize()].1);
@@ -104,17 +113,47 @@ proptest! {
         }
     }
 
-    /// Ranks are below the engine's `dp_size`.
-    #[test]
-    fn ranks_are_in_range(prefill_dp in 1_u32..9, decode_dp in 1_u32..9, sequence in any::<u64>()) {
-        let mut prefill = instance(InstanceRole::Prefill, 0, &[0]);
-        prefill.dp_size = prefill_dp;
-        let mut decode = instance(InstanceRole::Decode, 0, &[0]);
-        decode.dp_size = decode_dp;
-        let cluster = SchedulableFleet::new(vec![prefill, decode]);
-        let decision = decide(PolicyName::RoundRobin, &cluster, &[open(); 2], sequence, 0).unwrap();
-        let EngineRoute::Pair { prefill_rank, decode_rank, .. } = decision.route else { panic!("a pair") };
-        prop_assert!(prefill_rank < prefill_dp && decode_rank < decode_dp);
+}
+
+/// The instances of an engine's data-parallel ranks.
+fn ranks_of(role: InstanceRole, count: u32) -> impl Iterator<Item = SchedulableInstance> {
+    (0..count).map(move |rank| SchedulableInstance {
+        name: format!("{role:?}#{rank}").into(),
+        rank,
+        ..instance(role, 0, &[0])
+    })
+}
+
+#[test]
+fn route_has_the_ranks_of_the_chosen_instances() {
+    let ranks = ranks_of(InstanceRole::Prefill, 3).chain(ranks_of(InstanceRole::Decode, 2));
+    let cluster = SchedulableFleet::new(ranks.collect());
+    for sequence in 0..100 {
+        let decision = decide(PolicyName::RoundRobin, &cluster, &[open(); 5], sequence, 0).unwrap();
+        let EngineRoute::Pair { prefill, prefill_rank, decode, decode_rank } = decision.route else {
+            panic!("a pair")
+        };
+        assert_eq!((prefill.0, decode.0), (prefill_rank, 3 + decode_rank));
+    }
+    let workers = SchedulableFleet::new(ranks_of(InstanceRole::Plain, 2).collect());
+    let decision = decide(PolicyName::RoundRobin, &workers, &[open(); 2], 1, 0).unwrap();
+    assert_eq!(decision.route, EngineRoute::Single { worker: InstanceIndex(1), rank: 1 });
+}
+
+#[test]
+fn request_goes_to_the_rank_that_has_its_prompt() {
+    let cluster = SchedulableFleet::new(ranks_of(InstanceRole::Plain, 3).collect());
+    let hit = crate::prediction::TierHits { l1_tokens: 960, ..Default::default() };
+    for rank in 0..3 {
+        let mut prediction =
+            CacheHitPrediction { per_instance: vec![Default::default(); 3], ..Default::default() };
+        prediction.per_instance[rank as usize] = hit;
+        for sequence in 0..4 {
+            let decided =
+                decide_predicted(PolicyName::Predictive, &cluster, &[open(); 3], &prediction, (sequence, 7));
+            let expected = EngineRoute::Single { worker: InstanceIndex(rank), rank };
+            assert_eq!(decided.unwrap().route, expected);
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::{AdmissionState, AdmissionWaiter, DecisionRecipient, FollowerLink, LeaderLink};
 use crate::decide::admission_queue::{AdmissionQueue, QUEUE_FULL_RETRY_AFTER};
 use crate::decide::shared_queue::{
-    EngineHits, LeaderMessage, QueueTicket, TicketMessage, TicketRejection, TicketRoute, engine_ids,
+    EngineHits, LeaderMessage, QueueTicket, TicketMessage, TicketRejection, TicketRoute, engine_names,
     excluded_engines,
 };
 use crate::fleet::FleetSnapshot;
@@ -31,7 +31,7 @@ impl AdmissionState {
             waited: now - waiter.arrived,
             stream: waiter.stream,
             hits: EngineHits::of_prediction(&submission.prediction, &self.fleet),
-            excluded: engine_ids(&submission.excluded, &self.fleet),
+            excluded: engine_names(&submission.excluded, &self.fleet),
         };
         self.send_to_leader(TicketMessage::Submit(Box::new(ticket)));
         true

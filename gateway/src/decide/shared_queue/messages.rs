@@ -1,5 +1,5 @@
-//! Messages between a gateway and the one that leads the queue: JSON objects, one per line. Engines are named by their ids, because
-//! gateways number them differently.
+//! Messages between a gateway and the one that leads the queue: JSON objects, one per line. Engines and their ranks are named as in the
+//! fleet, because gateways number them differently.
 
 use moongate_scheduler::{
     CacheHitPrediction, EngineRoute, InstanceIndex, LoadReservation, RequestProfile, RoutingDecision,
@@ -79,10 +79,8 @@ pub(crate) enum LeaderMessage {
 pub(crate) struct TicketRoute {
     pub(crate) ticket: u64,
     pub(crate) prefill: String,
-    pub(crate) prefill_rank: u32,
     /// `None` for a plain worker.
     pub(crate) decode: Option<String>,
-    pub(crate) decode_rank: u32,
     pub(crate) reservation: LoadReservation,
     pub(crate) engine_priority: Option<i64>,
     pub(crate) predicted_ttft: Option<f64>,
@@ -105,7 +103,7 @@ impl EngineHits {
     pub(crate) fn of_prediction(prediction: &CacheHitPrediction, fleet: &FleetSnapshot) -> Vec<Self> {
         let members = InstanceIndex::all().zip(&fleet.members);
         let hits = members.map(|(ix, member)| Self {
-            engine: member.instance.id.0.to_string(),
+            engine: member.name.to_string(),
             hits: prediction.hits(ix),
             distance: prediction.network_distance(ix),
         });
@@ -130,15 +128,15 @@ impl EngineHits {
     }
 }
 
-/// Engines of `fleet` with these ids.
-pub(crate) fn excluded_engines(ids: &[String], fleet: &FleetSnapshot) -> Vec<InstanceIndex> {
-    ids.iter().filter_map(|id| fleet.index_of(id)).collect()
+/// Members of `fleet` with these names.
+pub(crate) fn excluded_engines(names: &[String], fleet: &FleetSnapshot) -> Vec<InstanceIndex> {
+    names.iter().filter_map(|name| fleet.index_of(name)).collect()
 }
 
-/// Ids of these engines.
-pub(crate) fn engine_ids(engines: &[InstanceIndex], fleet: &FleetSnapshot) -> Vec<String> {
+/// Names of these members.
+pub(crate) fn engine_names(engines: &[InstanceIndex], fleet: &FleetSnapshot) -> Vec<String> {
     let members = engines.iter().filter_map(|ix| fleet.member(*ix));
-    members.map(|member| member.instance.id.0.to_string()).collect()
+    members.map(|member| member.name.to_string()).collect()
 }
 
 impl QueueTicket {
@@ -156,19 +154,15 @@ impl QueueTicket {
 impl TicketRoute {
     /// The message about a decision for `fleet`; `None` if an engine is no longer in it.
     pub(crate) fn new(ticket: u64, decision: &RoutingDecision, fleet: &FleetSnapshot) -> Option<Self> {
-        let id = |ix| fleet.member(ix).map(|member| member.instance.id.0.to_string());
-        let (prefill, decode, [prefill_rank, decode_rank]) = match decision.route {
-            EngineRoute::Single { worker } => (id(worker)?, None, [0, 0]),
-            EngineRoute::Pair { prefill, prefill_rank, decode, decode_rank } => {
-                (id(prefill)?, Some(id(decode)?), [prefill_rank, decode_rank])
-            }
+        let name = |ix| fleet.member(ix).map(|member| member.name.to_string());
+        let (prefill, decode) = match decision.route {
+            EngineRoute::Single { worker, .. } => (name(worker)?, None),
+            EngineRoute::Pair { prefill, decode, .. } => (name(prefill)?, Some(name(decode)?)),
         };
         Some(Self {
             ticket,
             prefill,
-            prefill_rank,
             decode,
-            decode_rank,
             reservation: decision.reservation,
             engine_priority: decision.engine_priority,
             predicted_ttft: decision.predicted_ttft,
@@ -178,15 +172,17 @@ impl TicketRoute {
 
     /// The route in `fleet`; `None` if it lacks an engine.
     pub(crate) fn route(&self, fleet: &FleetSnapshot) -> Option<EngineRoute> {
-        let prefill = fleet.index_of(&self.prefill)?;
+        let find = |name: &str| {
+            let ix = fleet.index_of(name)?;
+            Some((ix, fleet.member(ix)?.rank))
+        };
+        let (prefill, prefill_rank) = find(&self.prefill)?;
         Some(match &self.decode {
-            None => EngineRoute::Single { worker: prefill },
-            Some(decode) => EngineRoute::Pair {
-                prefill,
-                prefill_rank: self.prefill_rank,
-                decode: fleet.index_of(decode)?,
-                decode_rank: self.decode_rank,
-            },
+            None => EngineRoute::Single { worker: prefill, rank: prefill_rank },
+            Some(decode) => {
+                let (decode, decode_rank) = find(decode)?;
+                EngineRoute::Pair { prefill, prefill_rank, decode, decode_rank }
+            }
         })
     }
 }

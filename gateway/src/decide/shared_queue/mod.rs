@@ -17,7 +17,7 @@ mod server;
 
 pub(crate) use election::{QueueIdentity, run_election};
 pub(super) use messages::{
-    EngineHits, LeaderMessage, QueueTicket, TicketMessage, TicketRejection, TicketRoute, engine_ids,
+    EngineHits, LeaderMessage, QueueTicket, TicketMessage, TicketRejection, TicketRoute, engine_names,
     excluded_engines,
 };
 pub(crate) use peers::QueuePeers;

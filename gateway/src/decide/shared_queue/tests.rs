@@ -4,12 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::Parser;
-use moongate_discovery::{
-    DeclaredFacts, EngineFacts, EngineInstance, EngineKind, EngineRole, InstanceId, InstanceReadiness,
-    InstanceSource, KubernetesWorkload, PhysicalLocation, Topology,
-};
-use moongate_runtime::{ClientTls, ClientTlsFiles};
+use moongate_discovery::{EngineKind, EngineRole};
 use moongate_scheduler::{ModelIndex, PolicyName, RequestProfile, Scheduler, SchedulerOptions};
 use proptest::prelude::*;
 use tokio::sync::mpsc;
@@ -22,18 +17,12 @@ use super::super::clock::SchedulerClock;
 use super::super::eligibility::ChosenRoute;
 use super::messages::{LeaderMessage, TicketMessage};
 use super::server::Follower;
-use crate::config::GatewayOptions;
 use crate::feedback::{DecisionHistory, GatewayMetrics};
 use crate::fleet::{FleetReader, FleetSnapshot};
 use crate::kv_index::KvIndex;
 use crate::request_body::InferenceApi;
 use crate::routed_request::RoutedRequest;
-
-#[derive(Debug, Parser)]
-struct DefaultOptions {
-    #[command(flatten)]
-    gateway: GatewayOptions,
-}
+use crate::test_fleet;
 
 /// One event of the test.
 #[derive(Debug, Clone)]
@@ -80,36 +69,17 @@ fn any_event() -> impl Strategy<Value = QueueEvent> {
     ]
 }
 
-fn engine(name: &str, role: EngineRole, port: u16) -> Arc<EngineInstance> {
-    let facts = EngineFacts { models: vec!["m".to_owned()], ..EngineFacts::unreported(EngineKind::Sglang) };
-    Arc::new(EngineInstance {
-        id: InstanceId::from(name),
-        role,
-        url: format!("http://127.0.0.1:{port}"),
-        source: InstanceSource::Static,
-        location: PhysicalLocation::default(),
-        workload: KubernetesWorkload::default(),
-        declared: DeclaredFacts::default(),
-        readiness: InstanceReadiness::Ready,
-        facts: Some(facts),
-    })
-}
-
-/// Two prefills and a decode; `reversed` numbers them in another order.
+/// Two prefills, one of them with two ranks, and a decode; `reversed` numbers them in another order.
 fn fleet(reversed: bool) -> FleetSnapshot {
     let mut instances = vec![
-        engine("d", EngineRole::Decode, 1),
-        engine("p", EngineRole::Prefill, 2),
-        engine("q", EngineRole::Prefill, 3),
+        test_fleet::engine("d", EngineRole::Decode, EngineKind::Sglang, 1),
+        test_fleet::engine("p", EngineRole::Prefill, EngineKind::Sglang, 1),
+        test_fleet::engine("q", EngineRole::Prefill, EngineKind::Sglang, 2),
     ];
     if reversed {
         instances.reverse();
     }
-    let options = DefaultOptions::try_parse_from(["gateway"]).unwrap().gateway;
-    let files = ClientTlsFiles::from_options(None, [None, None], None, ["", ""]).unwrap();
-    let limits = options.upstream.endpoint_limits(&ClientTls::load(files).unwrap(), 10);
-    let topology = Topology { generation: 1, instances, ..Topology::default() };
-    FleetSnapshot::build(&topology, &FleetSnapshot::default(), &limits, &KvIndex::new(10))
+    test_fleet::snapshot(instances, &FleetSnapshot::default(), &KvIndex::new(10))
 }
 
 fn queue(reversed: bool) -> Arc<AdmissionQueue> {

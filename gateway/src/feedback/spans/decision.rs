@@ -99,7 +99,7 @@ impl DecisionSpan {
 }
 
 fn write_decision(FleetDecision { decision, fleet }: &FleetDecision, attributes: &mut AttributeWriter<'_>) {
-    let name = |ix| fleet.member(ix).map_or("", |member| &*member.endpoint.id.0);
+    let name = |ix| fleet.member(ix).map_or("", |member| &*member.name);
     let explanation = &decision.explanation;
     attributes.set("moongate.prefill", name(decision.route.prefill_instance()));
     if let EngineRoute::Pair { decode, .. } = decision.route {

@@ -1,25 +1,28 @@
-//! Applies one engine's events to the index.
+//! Applies the events of one source to the index.
 
 use std::sync::Arc;
 
 use mooncake_wire::events::{BlockHashes, EngineEvent, EngineEventBatch, EventDecodeError, StorageMedium};
-use moongate_scheduler::index::{BlockHashNamespace, EngineCacheTier, EngineSlot};
+use moongate_scheduler::index::EngineCacheTier;
 
-use crate::kv_index::{BlockKeyspace, EngineCacheGroups, EngineHashRule, HashRuleStatus, KvIndex};
+use crate::kv_index::{BlockKeyspace, EngineSlotGuard, HashRuleStatus, RankSlots};
 
 /// Blocks that are looked up before any is changed.
 const BLOCK_BATCH: usize = 64;
 
-/// The target of one engine's events.
+/// The target of the events of one source: a rank of an engine, or several that publish on one socket.
 #[derive(Debug, Clone)]
 pub(crate) struct EngineEventApplier {
-    pub(crate) index: Arc<KvIndex>,
-    pub(crate) slot: EngineSlot,
-    pub(crate) namespace: BlockHashNamespace,
-    pub(crate) groups: Arc<EngineCacheGroups>,
-    pub(crate) hash_rule: Arc<EngineHashRule>,
+    /// Slots of all ranks of the engine.
+    slots: RankSlots,
+    /// The rank of events that name none.
+    rank: usize,
+    /// Number of the engine's first rank in its events: a node of a larger deployment may start at another than 0.
+    first_number: u32,
     /// How predictions hash the engine's blocks.
-    pub(crate) keyspace: Arc<BlockKeyspace>,
+    keyspace: Arc<BlockKeyspace>,
+    /// The ranks of this source, in ascending order, as far as known.
+    published: Vec<usize>,
 }
 
 /// What was done with a message.
@@ -32,19 +35,70 @@ pub(crate) struct AppliedEvents {
 }
 
 impl EngineEventApplier {
+    /// The target of a source that publishes the events of the rank with this number. `None` if the engine has no such rank.
+    pub(crate) fn new(
+        slots: RankSlots,
+        number: u32,
+        first_number: u32,
+        keyspace: Arc<BlockKeyspace>,
+    ) -> Option<Self> {
+        let rank = match slots.len() {
+            1 => 0,
+            _ => usize::try_from(number.checked_sub(first_number)?).ok()?,
+        };
+        (rank < slots.len()).then(|| Self { slots, rank, first_number, keyspace, published: vec![rank] })
+    }
+
     /// Applies the batch in `payload`.
-    pub(crate) fn apply(&self, payload: &[u8]) -> Result<AppliedEvents, EventDecodeError> {
+    pub(crate) fn apply(&mut self, payload: &[u8]) -> Result<AppliedEvents, EventDecodeError> {
+        let batch = EngineEventBatch::decode(payload)?;
+        let rank = batch.dp_rank.and_then(|number| self.rank_of(number)).unwrap_or(self.rank);
+        if let Err(position) = self.published.binary_search(&rank) {
+            self.published.insert(position, rank);
+        }
+        Ok(self.target(rank).map(|target| target.apply(&batch)).unwrap_or_default())
+    }
+
+    fn rank_of(&self, number: u32) -> Option<usize> {
+        let rank = usize::try_from(number.checked_sub(self.first_number)?).ok()?;
+        (rank < self.slots.len()).then_some(rank)
+    }
+
+    /// Removes everything known of an engine that has restarted, possibly with another model. Ranks of other sources keep their
+    /// blocks.
+    pub(super) fn restarted(&self) {
+        for target in self.published.iter().filter_map(|rank| self.target(*rank)) {
+            target.clear(None);
+            target.slot.groups().clear();
+            target.slot.hash_rule().clear();
+        }
+    }
+
+    fn target(&self, rank: usize) -> Option<RankTarget<'_>> {
+        Some(RankTarget { slot: self.slots.get(rank)?, keyspace: &self.keyspace })
+    }
+}
+
+/// The target of events of one rank.
+struct RankTarget<'a> {
+    slot: &'a EngineSlotGuard,
+    keyspace: &'a BlockKeyspace,
+}
+
+impl RankTarget<'_> {
+    fn apply(&self, batch: &EngineEventBatch<'_>) -> AppliedEvents {
         let mut applied = AppliedEvents::default();
-        for event in EngineEventBatch::decode(payload)?.events() {
+        for event in batch.events() {
             match event {
                 Ok(EngineEvent::Stored(stored)) => {
-                    applied.hash_rule = self.hash_rule.check(&self.keyspace, &stored).or(applied.hash_rule);
-                    if let Some(group) = self.groups.learn(&stored) {
+                    let hash_rule = self.slot.hash_rule().check(self.keyspace, &stored);
+                    applied.hash_rule = hash_rule.or(applied.hash_rule);
+                    if let Some(group) = self.slot.groups().learn(&stored) {
                         self.apply_blocks(group, stored.medium, stored.hashes, true);
                     }
                 }
                 Ok(EngineEvent::Removed(removed)) => {
-                    if let Some(group) = self.groups.known(removed.group) {
+                    if let Some(group) = self.slot.groups().known(removed.group) {
                         self.apply_blocks(group, removed.medium, removed.hashes, false);
                     }
                 }
@@ -52,18 +106,11 @@ impl EngineEventApplier {
                 Err(_) => applied.undecodable += 1,
             }
         }
-        Ok(applied)
+        applied
     }
 
-    /// Removes everything known of an engine that has restarted, possibly with another model.
-    pub(super) fn restarted(&self) {
-        self.clear(None);
-        self.groups.clear();
-        self.hash_rule.clear();
-    }
-
-    /// Removes the engine's blocks in a medium, or all of them.
-    pub(super) fn clear(&self, medium: Option<StorageMedium<'_>>) {
+    /// Removes the rank's blocks in a medium, or all of them.
+    fn clear(&self, medium: Option<StorageMedium<'_>>) {
         let tiers = match medium {
             None => &[EngineCacheTier::L1, EngineCacheTier::L2][..],
             Some(medium) => match tier(Some(medium)) {
@@ -72,7 +119,8 @@ impl EngineEventApplier {
                 None => &[],
             },
         };
-        tiers.iter().for_each(|tier| self.index.update(|blocks| blocks.clear_engine_tier(self.slot, *tier)));
+        let (index, slot) = (self.slot.index(), self.slot.slot());
+        tiers.iter().for_each(|tier| index.update(|blocks| blocks.clear_engine_tier(slot, *tier)));
     }
 
     fn apply_blocks(
@@ -83,7 +131,8 @@ impl EngineEventApplier {
         stored: bool,
     ) {
         let Some(tier) = tier(medium) else { return };
-        let namespace = self.namespace.in_group(group);
+        let (index, slot) = (self.slot.index(), self.slot.slot());
+        let namespace = self.keyspace.namespace().in_group(group);
         let mut keys = hashes.iter().map(|hash| namespace.key(hash.low64()));
         let mut batch = [0; BLOCK_BATCH];
         loop {
@@ -95,11 +144,11 @@ impl EngineEventApplier {
             if len == 0 {
                 return;
             }
-            self.index.update_blocks(&batch[..len], |index, blocks| {
+            index.update_blocks(&batch[..len], |index, blocks| {
                 if stored {
-                    index.add_engine_blocks(self.slot, tier, blocks);
+                    index.add_engine_blocks(slot, tier, blocks);
                 } else {
-                    index.remove_engine_blocks(self.slot, tier, blocks);
+                    index.remove_engine_blocks(slot, tier, blocks);
                 }
             });
         }
@@ -118,51 +167,5 @@ fn tier(medium: Option<StorageMedium<'_>>) -> Option<EngineCacheTier> {
 }
 
 #[cfg(test)]
-mod tests {
-    use moongate_discovery::{EngineBlockHashing, EngineFacts, EngineKind};
-    use moongate_scheduler::index::IndexLookup;
-
-    use super::*;
-    use crate::kv_index::EngineSlotGuard;
-
-    /// A recorded batch of SGLang: one block of 32 tokens stored in device memory, its hash -694835627279051526.
-    const STORED: &str = include_str!("testdata/sglang-stored.hex");
-    const HASH: i64 = -694_835_627_279_051_526;
-
-    fn bytes(hex: &str) -> Vec<u8> {
-        let hex = hex.trim();
-        (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
-    }
-
-    #[test]
-    fn a_recorded_event_makes_a_hit_and_a_clear_ends_it() {
-        let index = KvIndex::new(100);
-        let entry = EngineSlotGuard::new(index.clone());
-        let namespace = BlockHashNamespace::new(&["sglang", "tiny"]);
-        let facts = EngineFacts {
-            models: vec!["tiny".to_owned()],
-            page_size: Some(32),
-            hashing: Some(EngineBlockHashing::Sglang { namespaced: None, bigrams: false }),
-            ..EngineFacts::unreported(EngineKind::Sglang)
-        };
-        let keyspace = Arc::new(BlockKeyspace::from_facts(&facts).unwrap());
-        let target = EngineEventApplier {
-            index: index.clone(),
-            slot: entry.slot(),
-            namespace,
-            groups: entry.groups().clone(),
-            hash_rule: entry.hash_rule().clone(),
-            keyspace,
-        };
-        let confirmed = AppliedEvents { hash_rule: Some(HashRuleStatus::Confirmed), undecodable: 0 };
-        assert_eq!(target.apply(&bytes(STORED)).unwrap(), confirmed);
-        let mut hits = IndexLookup::default();
-        let key = namespace.key(HASH.cast_unsigned());
-        index.lookup(&[key], &mut hits);
-        assert_eq!(hits.engine(entry.slot()).l1, 1);
-        target.clear(None);
-        index.lookup(&[key], &mut hits);
-        assert_eq!(hits.engine(entry.slot()).l1, 0);
-        assert!(target.apply(b"garbage").is_err());
-    }
-}
+#[path = "apply_tests.rs"]
+mod tests;

@@ -12,12 +12,15 @@ use super::apply::EngineEventApplier;
 use super::engine::{EngineFeed, EngineFeedSource};
 use crate::feedback::EventFeedMetrics;
 use crate::fleet::{FleetMember, FleetReader, FleetSnapshot, UpstreamEndpoint};
+use crate::kv_index::RankSlots;
 use crate::predict::models::ModelTokenizers;
 
 /// A running feed, stopped on drop.
 #[derive(Debug)]
 struct RunningFeed {
     endpoint: Arc<UpstreamEndpoint>,
+    /// Slots of the engine's ranks.
+    slots: RankSlots,
     source: EngineFeedSource,
     stop: CancellationToken,
 }
@@ -51,15 +54,31 @@ pub(crate) async fn run_feeds(feeds: FeedStarter, fleet: FleetReader, stop: Canc
     }
 }
 
-/// Event sources of a member.
+impl RunningFeed {
+    /// Whether the engine has the same ranks, and the source the same address.
+    fn serves(&self, member: &FleetMember, source: &EngineFeedSource) -> bool {
+        Arc::ptr_eq(&member.endpoint, &self.endpoint)
+            && Arc::ptr_eq(&member.slots, &self.slots)
+            && self.source == *source
+    }
+}
+
+/// Event sources of an engine.
 fn events(member: &FleetMember) -> &[KvEventSource] {
     member.facts().and_then(|facts| facts.events.as_deref()).unwrap_or_default()
+}
+
+/// Number of the engine's first rank in its events: 0, unless its ranks are a node's part of a larger deployment.
+fn first_number(engine: &FleetMember) -> u32 {
+    let numbers = events(engine).iter().map(|source| source.dp_rank);
+    let is_part = numbers.clone().any(|number| number >= engine.rank_count());
+    numbers.min().filter(|_| is_part).unwrap_or(0)
 }
 
 impl FeedStarter {
     fn update(&self, running: &mut HashMap<(String, u32), RunningFeed>, fleet: &FleetSnapshot) {
         let mut wanted = HashMap::new();
-        for member in &fleet.members {
+        for member in fleet.engines() {
             for event_source in events(member) {
                 match EngineFeedSource::new(event_source) {
                     Ok(source) => {
@@ -74,7 +93,7 @@ impl FeedStarter {
         }
         // An engine that is briefly unavailable keeps its feed, which itself detects whether the cache was lost.
         running.retain(|key, feed| match wanted.get(key) {
-            Some((member, source)) => Arc::ptr_eq(&member.endpoint, &feed.endpoint) && feed.source == *source,
+            Some((member, source)) => feed.serves(member, source),
             None => fleet.has_endpoint(&feed.endpoint),
         });
         for (key, (member, source)) in wanted {
@@ -92,15 +111,9 @@ impl FeedStarter {
         member: &FleetMember,
         source: EngineFeedSource,
     ) -> Option<RunningFeed> {
-        let keyspace = member.keyspace.as_ref()?;
-        let target = EngineEventApplier {
-            index: member.endpoint.index_slot.index().clone(),
-            slot: member.endpoint.index_slot.slot(),
-            namespace: keyspace.namespace(),
-            groups: member.endpoint.index_slot.groups().clone(),
-            hash_rule: member.endpoint.index_slot.hash_rule().clone(),
-            keyspace: keyspace.clone(),
-        };
+        let keyspace = member.keyspace.clone()?;
+        let slots = member.slots.clone();
+        let target = EngineEventApplier::new(slots.clone(), *rank, first_number(member), keyspace)?;
         let stop = self.supervisor.token().child_token();
         let (name, feed_source, metrics) =
             (format!("{name} rank {rank}"), source.clone(), self.metrics.clone());
@@ -112,12 +125,12 @@ impl FeedStarter {
                 let _stopped = until.run_until_cancelled(feed.run()).await;
             }
         });
-        Some(RunningFeed { endpoint: member.endpoint.clone(), source, stop })
+        Some(RunningFeed { endpoint: member.endpoint.clone(), slots, source, stop })
     }
 
     /// Loads tokenizers of served models that may have a local folder.
     fn load_tokenizers(&self, fleet: &FleetSnapshot) {
-        for facts in fleet.members.iter().filter_map(FleetMember::facts) {
+        for facts in fleet.engines().filter_map(FleetMember::facts) {
             for name in &facts.models {
                 let Some(claim) = self.models.claim(name, facts) else { continue };
                 let models = self.models.clone();

@@ -86,7 +86,7 @@ mod tests {
         });
         match fixture.verdict(&mut policy) {
             Ok(PolicyVerdict::Send(decision)) => match decision.route {
-                EngineRoute::Single { worker } => {
+                EngineRoute::Single { worker, .. } => {
                     assert_eq!(
                         fixture.cluster.get(worker).map(|engine| engine.role),
                         Some(InstanceRole::Decode)

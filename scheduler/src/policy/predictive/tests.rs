@@ -32,7 +32,7 @@ fn fleet(prefills: usize, prefetch: PrefetchBehavior) -> Arc<SchedulableFleet> {
         role,
         models: vec![ModelIndex(0)],
         domain: PairingDomain(0),
-        dp_size: 1,
+        rank: 0,
         location: LocationIds::default(),
         cache: cache.clone(),
         local_prefill: false,
