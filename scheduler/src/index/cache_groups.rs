@@ -4,6 +4,9 @@
 //! has the blocks that the next token attends to: all of them with full attention, the last ones with a sliding window.
 //! The rules are those of `HybridKVCacheCoordinator.find_longest_cache_hit` of vLLM 0.32.
 
+/// Groups that have not agreed on a length after this many rounds are too many or too odd: nothing counts as reusable.
+const MAX_ROUNDS: usize = 64;
+
 /// Which blocks of a group must be cached for a prefix to be reusable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GroupReuse {
@@ -29,16 +32,17 @@ pub struct CacheGroup {
 pub fn reusable_tokens(groups: &[CacheGroup], limit: u32, has: impl Fn(usize, u32) -> bool) -> u32 {
     let alignment = groups.iter().fold(1, |lcm, group| least_common_multiple(lcm, group.block_tokens.max(1)));
     let mut tokens = limit;
-    loop {
+    // Each group accepts the length or reduces it. Models have two kinds of groups, which agree after two rounds.
+    for _ in 0..MAX_ROUNDS {
         let before = tokens;
         for (position, group) in groups.iter().enumerate() {
             tokens = group.reusable(tokens, alignment, |block| has(position, block));
         }
-        // Each group accepts the length or reduces it, so this ends.
         if tokens == before || tokens == 0 {
             return tokens;
         }
     }
+    0
 }
 
 impl CacheGroup {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use k8s_openapi::api::core::v1::{Pod, Secret, Service};
 use kube::api::{
     Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams,
@@ -64,6 +65,7 @@ impl PermissionsFixture {
         let service: Service = serde_json::from_value(service).unwrap();
         let services = Api::namespaced(client, SYSTEM);
         services.create(&PostParams::default(), &service).await.unwrap();
+        permissions_apply(&namespace.client).await;
         let operator = plane.kubeconfig_of(SYSTEM, ACCOUNT).await.unwrap();
         Self { plane, namespace, operator }
     }
@@ -150,6 +152,32 @@ impl PermissionsFixture {
             is_settled(&groups.get_opt(group).await.unwrap()?).then_some(())
         })
         .await;
+    }
+}
+
+/// Waits until the API server, which applies new roles a moment after it has stored them, allows the account something of every
+/// rule.
+async fn permissions_apply(client: &Client) {
+    let reviews = Api::all(client.clone());
+    let list = |value: &Value| -> Vec<String> { serde_json::from_value(value.clone()).unwrap_or_default() };
+    for document in documents() {
+        for rule in document["rules"].as_array().into_iter().flatten() {
+            let (groups, resources, verbs) = (&rule["apiGroups"], &rule["resources"], &rule["verbs"]);
+            let (resource, verb) = (&list(resources)[0], &list(verbs)[0]);
+            let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+            let review: SubjectAccessReview = serde_json::from_value(json!({ "spec": {
+                "user": format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}"),
+                "resourceAttributes": { "namespace": SYSTEM, "group": list(groups)[0], "resource": resource,
+                    "subresource": subresource, "verb": verb,
+                    "name": list(&rule["resourceNames"]).first() },
+            }}))
+            .unwrap();
+            eventually(&format!("{verb} {resource} is allowed"), async || {
+                let answer = reviews.create(&PostParams::default(), &review).await.unwrap();
+                answer.status.is_some_and(|status| status.allowed).then_some(())
+            })
+            .await;
+        }
     }
 }
 
