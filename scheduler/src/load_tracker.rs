@@ -267,8 +267,10 @@ impl EngineLoadTracker {
 
     pub(crate) fn advance(&mut self, now: Seconds) {
         self.queue.advance(now);
-        let elapsed = (now - self.advanced_at).max(0.0);
-        self.prefill_share *= (-elapsed / PREFILL_SHARE_S).exp();
+        if self.prefill_share > 0.0 {
+            // Nearly exponential for the short times between two calls, and much cheaper: this is done for all engines.
+            self.prefill_share /= 1.0 + (now - self.advanced_at).max(0.0) / PREFILL_SHARE_S;
+        }
         self.advanced_at = now;
     }
 
