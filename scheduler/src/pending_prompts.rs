@@ -112,6 +112,9 @@ impl PendingPrompts {
         prediction: &CacheHitPrediction,
         engines: usize,
     ) -> Option<CacheHitPrediction> {
+        if prediction.excludes_pending {
+            return None;
+        }
         let prompts = self.by_first.get(prediction.pages.first()?)?;
         let mut changed: Option<CacheHitPrediction> = None;
         for prompt in prompts {
@@ -216,6 +219,8 @@ mod tests {
         assert_eq!(hits(&prompts, &with(30, 10, 0)), None);
         assert_eq!(hits(&prompts, &prediction(&[7, 2], Vec::new())), None);
         assert_eq!(hits(&prompts, &prediction(&[], Vec::new())), None);
+        let hybrid = CacheHitPrediction { excludes_pending: true, ..prediction(&[1, 2, 3, 4], Vec::new()) };
+        assert_eq!(hits(&prompts, &hybrid), None);
     }
 
     #[test]

@@ -21,6 +21,10 @@ pub struct CacheHitPrediction {
     pub pages: Arc<[u64]>,
     /// Tokens per block of [`CacheHitPrediction::pages`].
     pub page_tokens: u32,
+    /// Whether blocks that an earlier request is computing do not count: engines of a hybrid model cannot reuse every
+    /// prefix of a prompt.
+    #[serde(default)]
+    pub excludes_pending: bool,
 }
 
 impl CacheHitPrediction {

@@ -58,6 +58,8 @@ pub(crate) struct PromptPrediction {
     pages: Arc<[u64]>,
     /// Size of these blocks in tokens.
     page_tokens: u32,
+    /// Whether the model of an engine is hybrid.
+    is_hybrid: bool,
     /// Whether the request has several prompts. The hits are then sums, and there are no blocks.
     is_batch: bool,
     /// Whether the hits are those of the text before an image or other media, and the length is an estimate.
@@ -205,6 +207,7 @@ impl CacheHitPredictor {
             let cache_groups = engine.groups.of_hybrid();
             if !cache_groups.is_empty() {
                 blocks = hybrid.of(engine.slot, &cache_groups);
+                predicted.is_hybrid = true;
             } else if store_blocks.is_some() {
                 // No engine has blocks with the store's names, so the store's run starts at the beginning of the prompt.
                 blocks.shared = lookups.store.engine(engine.slot).shared.saturating_sub(blocks.local);
@@ -351,6 +354,7 @@ impl PromptPrediction {
             network_distance: distance.unwrap_or_default(),
             pages: self.pages.clone(),
             page_tokens: self.page_tokens,
+            excludes_pending: self.is_hybrid,
             ..CacheHitPrediction::default()
         }
     }

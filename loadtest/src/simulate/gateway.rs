@@ -348,6 +348,7 @@ fn predict(
         shared,
         pages: workload.keys(request),
         page_tokens: workload.block_tokens,
+        excludes_pending: false,
     }
 }
 

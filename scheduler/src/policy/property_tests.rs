@@ -109,6 +109,7 @@ fn schedule_request(step: &GeneratedStep, engines: usize) -> ScheduleRequest {
             shared: Vec::new(),
             pages: pages.collect(),
             page_tokens: 100,
+            excludes_pending: false,
         },
         excluded: step.excluded.iter().map(|&index| InstanceIndex(index as u32)).collect(),
     }
