@@ -22,6 +22,11 @@ struct DefaultOptions {
 /// An engine that serves the model `m`.
 pub(crate) fn engine(name: &str, role: EngineRole, kind: EngineKind, dp_size: u32) -> Arc<EngineInstance> {
     let facts = EngineFacts { models: vec!["m".to_owned()], dp_size, ..EngineFacts::unreported(kind) };
+    with_facts(name, role, facts)
+}
+
+/// An engine that reports these facts.
+pub(crate) fn with_facts(name: &str, role: EngineRole, facts: EngineFacts) -> Arc<EngineInstance> {
     Arc::new(EngineInstance {
         id: InstanceId::from(name),
         role,

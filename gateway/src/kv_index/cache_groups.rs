@@ -34,10 +34,9 @@ impl EngineCacheGroups {
                 GroupReuse::Tail { blocks: window.saturating_sub(1).div_ceil(block_tokens).max(1) }
             }
             (AttentionKind::Recurrent, _) => GroupReuse::Tail { blocks: 1 },
-            // Its chunk size is not in the events.
-            (AttentionKind::ChunkedLocal | AttentionKind::SlidingWindow | AttentionKind::Other, _) => {
-                return None;
-            }
+            // How much of the end is enough is not in the events; all blocks are.
+            (AttentionKind::ChunkedLocal | AttentionKind::SlidingWindow, _) => GroupReuse::Prefix,
+            (AttentionKind::Other, _) => return None,
         };
         (number < MAX_GROUPS).then(|| {
             self.insert(NumberedCacheGroup { number, group: CacheGroup { reuse, block_tokens } });
@@ -86,5 +85,60 @@ impl EngineCacheGroups {
                 self.0.store(groups.into());
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mooncake_wire::events::BlockHashes;
+
+    use super::*;
+
+    fn stored(
+        group: Option<u32>,
+        attention: Option<AttentionKind>,
+        sliding_window: Option<u32>,
+    ) -> BlockStored<'static> {
+        BlockStored {
+            hashes: BlockHashes::default(),
+            parent: None,
+            tokens: None,
+            block_size: 16,
+            medium: None,
+            lora: None,
+            extra_keys: None,
+            cache_salt: None,
+            group,
+            attention,
+            sliding_window,
+        }
+    }
+
+    #[test]
+    fn groups_are_learned_by_their_attention() {
+        let groups = EngineCacheGroups::default();
+        assert_eq!(groups.learn(&stored(Some(0), Some(AttentionKind::Full), None)), Some(0));
+        assert_eq!(groups.of_hybrid(), [], "an ordinary model");
+        assert_eq!(groups.learn(&stored(Some(1), Some(AttentionKind::SlidingWindow), Some(128))), Some(1));
+        assert_eq!(groups.learn(&stored(Some(2), Some(AttentionKind::Recurrent), None)), Some(2));
+        assert_eq!(groups.learn(&stored(Some(3), Some(AttentionKind::ChunkedLocal), None)), Some(3));
+        assert_eq!(groups.learn(&stored(Some(4), Some(AttentionKind::Other), None)), None);
+        let rules: Vec<GroupReuse> = groups.of_hybrid().iter().map(|known| known.group.reuse).collect();
+        let tail = |blocks| GroupReuse::Tail { blocks };
+        assert_eq!(rules, [GroupReuse::Prefix, tail(8), tail(1), GroupReuse::Prefix]);
+        groups.clear();
+        assert_eq!(groups.of_hybrid(), []);
+    }
+
+    #[test]
+    fn unknown_groups_are_ignored_and_their_number_is_bounded() {
+        let groups = EngineCacheGroups::default();
+        assert_eq!(groups.learn(&stored(None, None, None)), Some(0));
+        assert_eq!(groups.learn(&stored(Some(1), None, None)), None);
+        assert_eq!(groups.known(Some(1)), None);
+        for number in 0..200 {
+            groups.learn(&stored(Some(number), Some(AttentionKind::Recurrent), None));
+        }
+        assert_eq!(groups.of_hybrid().len(), MAX_GROUPS as usize);
     }
 }

@@ -24,7 +24,7 @@ impl EngineSlots {
         Self { index, ranks: Mutex::new(Arc::new([])) }
     }
 
-    /// Slots of this many ranks: the existing ones first. The blocks of other ranks are removed once nobody uses their slots.
+    /// Slots of this many ranks: the existing ones first. The blocks of other ranks are removed with the last reference to their slots.
     pub(crate) fn of_ranks(&self, count: u32) -> RankSlots {
         let count = count.max(1) as usize;
         let mut ranks = self.ranks.lock();

@@ -4,12 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use clap::Parser;
 use moongate_discovery::{
-    DeclaredFacts, EngineBlockHashing, EngineFacts, EngineInstance, EngineKind, EngineRole, InstanceId,
-    InstanceReadiness, InstanceSource, KubernetesWorkload, PhysicalLocation, Topology, VllmHashAlgorithm,
+    EngineBlockHashing, EngineFacts, EngineInstance, EngineKind, EngineRole, VllmHashAlgorithm,
 };
-use moongate_runtime::{ClientTls, ClientTlsFiles};
 use moongate_scheduler::ModelIndex;
 use moongate_scheduler::index::EngineCacheTier;
 use serde_json::{Value, json};
@@ -20,23 +17,17 @@ use super::predictor::{CacheHitPredictor, PromptPrediction};
 use super::prompt_tokens::{PredictionError, RequestPrompt, TokenizerChoice};
 use super::reuse_limit::ReuseLimits;
 use super::tokenize::EngineTokenizer;
-use crate::config::GatewayOptions;
 use crate::feedback::GatewayMetrics;
 use crate::fleet::FleetSnapshot;
 use crate::kv_index::KvIndex;
 use crate::memory::MemoryBudget;
 use crate::request_body::{InferenceApi, RoutingFields};
+use crate::test_fleet;
 
 /// Tokens per block.
 const PAGE: u32 = 16;
 /// Estimated length of a prompt with images.
 const ESTIMATED: u32 = 700;
-
-#[derive(Debug, Parser)]
-struct DefaultOptions {
-    #[command(flatten)]
-    gateway: GatewayOptions,
-}
 
 /// One engine, whose cache the test fills.
 struct OneEngine {
@@ -54,43 +45,20 @@ fn instance(engine: EngineKind) -> Arc<EngineInstance> {
         EngineKind::Sglang => EngineBlockHashing::Sglang { namespaced: Some(true), bigrams: false },
     };
     let facts = EngineFacts {
-        engine,
-        version: String::new(),
         models: vec!["m".to_owned()],
-        reported_role: None,
-        dp_size: 1,
         page_size: Some(PAGE),
         context_length: Some(100),
-        tokenizer: None,
-        transfer: None,
         hashing: Some(hashing),
         events: Some(Vec::new()),
-        host_cache: None,
-        store: None,
-        priority_order: None,
-        adapters: Vec::new(),
+        ..EngineFacts::unreported(engine)
     };
-    Arc::new(EngineInstance {
-        id: InstanceId::from("e"),
-        role: EngineRole::Plain,
-        url: "http://127.0.0.1:1".to_owned(),
-        source: InstanceSource::Static,
-        location: PhysicalLocation::default(),
-        workload: KubernetesWorkload::default(),
-        declared: DeclaredFacts::default(),
-        readiness: InstanceReadiness::Ready,
-        facts: Some(facts),
-    })
+    test_fleet::with_facts("e", EngineRole::Plain, facts)
 }
 
 impl OneEngine {
     fn new(engine: EngineKind) -> Self {
-        let options = DefaultOptions::try_parse_from(["gateway"]).unwrap().gateway;
-        let files = ClientTlsFiles::from_options(None, [None, None], None, ["", ""]).unwrap();
-        let limits = options.upstream.endpoint_limits(&ClientTls::load(files).unwrap(), 10);
-        let topology = Topology { generation: 1, instances: vec![instance(engine)], ..Topology::default() };
         let index = KvIndex::new(1000);
-        let fleet = FleetSnapshot::build(&topology, &FleetSnapshot::default(), &limits, &index);
+        let fleet = test_fleet::snapshot(vec![instance(engine)], &FleetSnapshot::default(), &index);
         let tokenize = GatewayMetrics::new(None).tokenize;
         let models = Arc::new(ModelTokenizers::new(Vec::new(), 1 << 20));
         let predictor = CacheHitPredictor::new(

@@ -14,8 +14,6 @@ pub enum GroupReuse {
     Prefix,
     /// This many last ones, at least one, or all of a shorter prefix: a sliding window, or a recurrent state.
     Tail { blocks: u32 },
-    /// Those from the start of the chunk of this many blocks, at least one, in which the prefix ends.
-    Chunk { blocks: u32 },
 }
 
 /// One group of a hybrid model.
@@ -51,13 +49,8 @@ impl CacheGroup {
         let block_tokens = self.block_tokens.max(1);
         let limit_blocks = limit / block_tokens;
         let is_aligned = |blocks: u32| blocks.saturating_mul(block_tokens).is_multiple_of(alignment);
-        let contiguous = |from: u32| (from..limit_blocks).take_while(|&block| has(block)).count() as u32;
         let blocks = match self.reuse {
-            GroupReuse::Prefix => contiguous(0),
-            GroupReuse::Chunk { blocks } => {
-                let start = limit_blocks / blocks.max(1) * blocks.max(1);
-                start + contiguous(start)
-            }
+            GroupReuse::Prefix => (0..limit_blocks).take_while(|&block| has(block)).count() as u32,
             GroupReuse::Tail { blocks } => tail(limit_blocks, blocks.max(1), &has, &is_aligned),
         };
         let aligned = (0..=blocks).rev().find(|&blocks| is_aligned(blocks)).unwrap_or(0);
@@ -140,14 +133,6 @@ mod tests {
         let groups = [FULL, window(1)];
         assert_eq!(tokens(&groups, 160, &["xxxxxxxxxx", "--x---x"]), 112);
         assert_eq!(tokens(&groups, 100, &["xxxxxxxxxx", "--x---x"]), 48);
-    }
-
-    #[test]
-    fn chunk_needs_the_blocks_from_its_start() {
-        let chunk = CacheGroup { reuse: GroupReuse::Chunk { blocks: 2 }, block_tokens: 4 };
-        assert_eq!(tokens(&[chunk], 15, &["--x"]), 12);
-        assert_eq!(tokens(&[chunk], 15, &["---"]), 8);
-        assert_eq!(tokens(&[chunk], 16, &["---"]), 16);
     }
 
     #[test]

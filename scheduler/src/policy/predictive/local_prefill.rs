@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(local(&fixture, Some(0.05)), Some(InstanceIndex(2)));
         fixture.loads[2].prefill_share = 0.41;
         assert_eq!(local(&fixture, Some(0.05)), None);
-        // Nobody waits on an idle engine.
+        // An idle engine has no sequences to delay.
         fixture.loads[1].decode_sequences = 0;
         assert_eq!(local(&fixture, Some(0.05)), Some(InstanceIndex(1)));
     }
