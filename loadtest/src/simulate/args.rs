@@ -296,6 +296,10 @@ impl SimulateArgs {
         for (flag, value) in positive {
             anyhow::ensure!(value.is_finite() && value > 0.0, "{flag} {value}: give a number above 0");
         }
+        anyhow::ensure!(
+            !self.local_prefill || self.tpot_targets,
+            "--local-prefill has no effect without a target of the time per token: add --tpot-targets"
+        );
         let not_negative = [
             ("--jitter", self.jitter),
             ("--noise", self.noise),
