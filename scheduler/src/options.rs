@@ -21,7 +21,8 @@ pub struct SchedulerOptions {
     pub slack: Seconds,
     /// Price of computing or fetching what another engine already caches, as a share of the time to compute it, or to
     /// fetch the part that the store has: the copy evicts other blocks, which come back in the same way. 0 costs 2 to
-    /// 4 % at the recorded speeds and 7 to 10 % at 1.2 times them; 0.3 to 1 are alike.
+    /// 4 % at the recorded speeds and 7 to 10 % at 1.2 times them; 0.3 to 1 are alike. The constant time of a pass is
+    /// always priced in full, in proportion to what is computed again.
     pub duplicate_price: f64,
     /// Price of a second of an engine for every queued request per engine, in seconds. With it, a busy fleet prefers
     /// the engine with the least computation to the one that is free first. 0 costs 7 % without a store and 16 % at 1.2

@@ -52,14 +52,14 @@ impl<'a> BlockExtraKeys<'a> {
 }
 
 impl BlockKeyspace {
-    /// The keyspace of an engine; `None` if its hashes cannot be computed or it does not report enough.
+    /// The keyspace of an engine; `None` if it does not report enough.
     pub(crate) fn from_facts(facts: &EngineFacts) -> Option<Self> {
         let hashing = facts.hashing.clone()?;
         let page_tokens = facts.page_size?;
         let family = match hashing {
             EngineBlockHashing::Sglang { .. } => SGLANG,
             EngineBlockHashing::Vllm { .. } => VLLM,
-            EngineBlockHashing::Opaque { .. } => return None,
+            EngineBlockHashing::Opaque { .. } => REHASHED,
         };
         // Equal tokens have equal hashes in every model, so the namespace includes the model. The store's keys may use another name
         // for it.
@@ -90,6 +90,9 @@ impl BlockKeyspace {
 
     /// How these blocks are named in the engine's store.
     pub(crate) fn store_naming(&self, facts: &EngineFacts) -> Option<StoreKeyNaming> {
+        if self.unsupported_rule().is_some() {
+            return None;
+        }
         StoreKeyNaming::from_store(facts.store.as_ref()?, self.namespace)
     }
 
@@ -116,7 +119,20 @@ impl BlockKeyspace {
                 };
                 make(self.block_tokens, seed, extra).ok().map(BlockSchemes::same_scheme)
             }
-            EngineBlockHashing::Opaque { .. } => None,
+            // Blocks are hashed again from the tokens in events, and these say nothing about other members.
+            EngineBlockHashing::Opaque { .. } => {
+                let is_plain = extras.is_empty() && self.adapter.is_none();
+                let scheme = || HashScheme::sglang(self.block_tokens, SglangNamespace::default()).ok();
+                is_plain.then(scheme).flatten().map(BlockSchemes::same_scheme)
+            }
+        }
+    }
+
+    /// The name of a rule that predictions cannot compute.
+    pub(crate) fn unsupported_rule(&self) -> Option<&str> {
+        match &self.hashing {
+            EngineBlockHashing::Opaque { name } => Some(name),
+            EngineBlockHashing::Sglang { .. } | EngineBlockHashing::Vllm { .. } => None,
         }
     }
 
@@ -198,6 +214,8 @@ impl BlockSchemes {
 
 /// Namespace prefix of SGLang's hashes.
 const SGLANG: &str = "sglang";
+/// Namespace prefix of hashes that are computed from the tokens of events.
+const REHASHED: &str = "rehashed";
 /// Namespace prefix of vLLM's hashes.
 const VLLM: &str = "vllm";
 

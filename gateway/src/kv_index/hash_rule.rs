@@ -1,7 +1,7 @@
 //! Whether an engine hashes blocks by the rule that its responses imply.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use mooncake_wire::events::BlockStored;
 use moongate_block_hash::{BlockHashChain, HashScheme};
@@ -21,6 +21,8 @@ pub(crate) struct EngineHashRule {
     /// Events that could be checked so far.
     seen: AtomicU32,
     status: Mutex<HashRuleStatus>,
+    /// Whether the status is [`HashRuleStatus::Different`].
+    is_different: AtomicBool,
 }
 
 /// Result of comparing the hashes of an engine's events with those computed from their tokens.
@@ -31,7 +33,7 @@ pub(crate) enum HashRuleStatus {
     Unchecked,
     /// The hashes are those that predictions compute.
     Confirmed,
-    /// They follow another rule: predictions find nothing in this engine.
+    /// They follow another rule: the engine's blocks are hashed again from the tokens in its events.
     Different {
         /// The rule, if it is a known one.
         actual: Option<String>,
@@ -43,8 +45,10 @@ impl fmt::Display for HashRuleStatus {
         match self {
             Self::Unchecked => f.write_str("unchecked"),
             Self::Confirmed => f.write_str("confirmed"),
-            Self::Different { actual: Some(actual) } => write!(f, "different: {actual}"),
-            Self::Different { actual: None } => f.write_str("different: unknown rule"),
+            Self::Different { actual } => {
+                let actual = actual.as_deref().unwrap_or("unknown rule");
+                write!(f, "different: {actual}; indexed by tokens")
+            }
         }
     }
 }
@@ -57,12 +61,20 @@ impl EngineHashRule {
     /// Resets everything, when the engine has restarted.
     pub(crate) fn clear(&self) {
         self.seen.store(0, Ordering::Relaxed);
-        *self.status.lock() = HashRuleStatus::Unchecked;
+        self.set(HashRuleStatus::Unchecked);
+    }
+
+    /// Whether the engine's hashes follow another rule than predictions.
+    pub(crate) fn is_different(&self) -> bool {
+        self.is_different.load(Ordering::Relaxed)
     }
 
     /// Checks the first block of a prompt, if the event is about one and it is time for a check. Returns the new status if
     /// it has changed.
     pub(crate) fn check(&self, keyspace: &BlockKeyspace, stored: &BlockStored<'_>) -> Option<HashRuleStatus> {
+        if let Some(name) = keyspace.unsupported_rule() {
+            return self.set(HashRuleStatus::Different { actual: Some(name.to_owned()) });
+        }
         let (tokens, reported) = first_block(stored)?;
         let number = self.seen.fetch_add(1, Ordering::Relaxed);
         if number >= CONFIRMING_CHECKS && !number.is_multiple_of(RECHECK_PERIOD) {
@@ -79,8 +91,14 @@ impl EngineHashRule {
             // The block is smaller than a hashed one.
             None => return None,
         };
+        self.set(found)
+    }
+
+    /// Returns the status if it has changed.
+    fn set(&self, found: HashRuleStatus) -> Option<HashRuleStatus> {
         let mut status = self.status.lock();
         (*status != found).then(|| {
+            self.is_different.store(matches!(found, HashRuleStatus::Different { .. }), Ordering::Relaxed);
             status.clone_from(&found);
             found
         })

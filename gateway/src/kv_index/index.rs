@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::cache_groups::EngineCacheGroups;
 use super::hash_rule::EngineHashRule;
+use super::rehashed_blocks::RehashedBlocks;
 use super::spin_rw_lock::SpinRwLock;
 
 /// Blocks read per lock acquisition, as in a step of a lookup: two microseconds.
@@ -105,12 +106,19 @@ pub(crate) struct EngineSlotGuard {
     slot: EngineSlot,
     groups: Arc<EngineCacheGroups>,
     hash_rule: Arc<EngineHashRule>,
+    rehashed: RehashedBlocks,
 }
 
 impl EngineSlotGuard {
     pub(crate) fn new(index: Arc<KvIndex>) -> Self {
         let slot = index.update(KvBlockIndex::add_engine);
-        Self { index, slot, groups: Arc::default(), hash_rule: Arc::default() }
+        Self {
+            index,
+            slot,
+            groups: Arc::default(),
+            hash_rule: Arc::default(),
+            rehashed: RehashedBlocks::default(),
+        }
     }
 
     pub(crate) fn index(&self) -> &Arc<KvIndex> {
@@ -124,6 +132,11 @@ impl EngineSlotGuard {
     /// Whether the engine's hashes are those that predictions assume.
     pub(crate) fn hash_rule(&self) -> &Arc<EngineHashRule> {
         &self.hash_rule
+    }
+
+    /// The engine's blocks, if its hashes are other ones.
+    pub(crate) fn rehashed(&self) -> &RehashedBlocks {
+        &self.rehashed
     }
 
     /// Groups of the engine's KV cache.

@@ -5,6 +5,7 @@ mod cache_groups;
 mod hash_rule;
 mod index;
 mod rank_slots;
+mod rehashed_blocks;
 mod spin_rw_lock;
 #[cfg(test)]
 mod spin_rw_lock_tests;

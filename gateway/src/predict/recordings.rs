@@ -50,6 +50,13 @@ fn bytes(hex: &str) -> Vec<u8> {
 
 /// Predicts every prompt from the events before it.
 fn replay(recording: &str, facts: &EngineFacts) -> Accuracy {
+    let (accuracy, status) = replay_with_status(recording, facts);
+    assert_eq!(status, HashRuleStatus::Confirmed);
+    accuracy
+}
+
+/// Returns also what was found about the engine's hashes.
+fn replay_with_status(recording: &str, facts: &EngineFacts) -> (Accuracy, HashRuleStatus) {
     let base = BlockKeyspace::from_facts(facts).unwrap();
     let index = KvIndex::new(100_000);
     let slots = EngineSlots::new(index.clone()).of_ranks(1);
@@ -70,9 +77,8 @@ fn replay(recording: &str, facts: &EngineFacts) -> Accuracy {
             }
         }
     }
-    assert_eq!(engine.hash_rule().status(), HashRuleStatus::Confirmed);
     let share = |part: u32| f64::from(part) / f64::from(tokens);
-    Accuracy { right: 1.0 - share(wrong), cached: share(found) }
+    (Accuracy { right: 1.0 - share(wrong), cached: share(found) }, engine.hash_rule().status())
 }
 
 fn predict(
@@ -123,4 +129,27 @@ fn recurrent_states_are_predicted_as_found() {
 fn sliding_windows_are_predicted_as_found() {
     let accuracy = replay(include_str!("recordings/vllm-gemma3.jsonl"), &facts(32, &[]));
     assert!(accuracy.right >= 0.99 && accuracy.cached > 0.3, "{accuracy:?}");
+}
+
+/// The recorded engines, if the gateway assumed another rule or could not compute theirs.
+#[test]
+fn other_hash_rules_are_recognized_and_blocks_indexed_by_tokens() {
+    let opaque = EngineBlockHashing::Opaque { name: "xxhash".to_owned() };
+    let seed = EngineBlockHashing::Vllm { algorithm: VllmHashAlgorithm::Sha256, seed: "7".to_owned() };
+    let default_seed = "sha256_cbor with hash seed \"vllm-none-hash\"";
+    for (hashing, actual) in [(opaque, "xxhash"), (seed, default_seed)] {
+        for (block_tokens, recording) in [
+            (32, include_str!("recordings/vllm-gemma3.jsonl")),
+            (128, include_str!("recordings/vllm-lfm2.jsonl")),
+        ] {
+            let facts = EngineFacts { hashing: Some(hashing.clone()), ..facts(block_tokens, &[]) };
+            let (accuracy, status) = replay_with_status(recording, &facts);
+            assert_eq!(status, HashRuleStatus::Different { actual: Some(actual.to_owned()) });
+            assert!(accuracy.right >= 0.99 && accuracy.cached > 0.2, "{actual}: {accuracy:?}");
+        }
+        // Adapters' blocks are not indexed; none of them is taken for one of the base model.
+        let facts = EngineFacts { hashing: Some(hashing), ..facts(32, &[]) };
+        let (accuracy, _) = replay_with_status(include_str!("recordings/vllm-lora.jsonl"), &facts);
+        assert!((0.5..0.99).contains(&accuracy.right), "{actual}: {accuracy:?}");
+    }
 }

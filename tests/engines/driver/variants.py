@@ -11,6 +11,7 @@ from pairs import (
     HERE,
     PREFILL_EVENTS_PORT,
     PREFILL_PORT,
+    SMALL_KV_BYTES,
     Pair,
     events,
     vllm,
@@ -54,6 +55,17 @@ def vllm_recurrent(installed: Path, _logs: Path) -> Pair:
     return _hybrid(installed, "tiny-lfm2", 16 << 20, [])
 
 
+def vllm_xxhash(installed: Path, _logs: Path) -> Pair:
+    """One engine whose hashes the gateway cannot compute."""
+    flags = events(PREFILL_EVENTS_PORT)
+    worker = vllm(
+        installed, "worker", PREFILL_PORT, None, {}, flags, kv_bytes=SMALL_KV_BYTES, hash_algorithm="xxhash"
+    )
+    return Pair(
+        engine="vllm", connector=None, prefill=worker, decode=None, predicted=installed / "model/tiny-qwen3"
+    )
+
+
 def vllm_burst(installed: Path, _logs: Path) -> Pair:
     """Two engines that do both."""
     return Pair(
@@ -70,5 +82,6 @@ VARIANTS = {
     "vllm-lora": vllm_lora,
     "vllm-hybrid": vllm_hybrid,
     "vllm-recurrent": vllm_recurrent,
+    "vllm-xxhash": vllm_xxhash,
     "vllm-burst": vllm_burst,
 }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use mooncake_wire::events::{BlockHashes, EngineEvent, EngineEventBatch, EventDecodeError, StorageMedium};
+use mooncake_wire::events::{
+    BlockHashes, BlockStored, EngineEvent, EngineEventBatch, EventDecodeError, StorageMedium,
+};
 use moongate_scheduler::index::EngineCacheTier;
 
 use crate::kv_index::{BlockKeyspace, EngineSlotGuard, HashRuleStatus, RankSlots};
@@ -88,18 +90,30 @@ struct RankTarget<'a> {
 impl RankTarget<'_> {
     fn apply(&self, batch: &EngineEventBatch<'_>) -> AppliedEvents {
         let mut applied = AppliedEvents::default();
+        if self.slot.hash_rule().is_different() {
+            self.rehash(batch);
+        }
         for event in batch.events() {
             match event {
                 Ok(EngineEvent::Stored(stored)) => {
+                    let was_different = self.slot.hash_rule().is_different();
                     let hash_rule = self.slot.hash_rule().check(self.keyspace, &stored);
                     applied.hash_rule = hash_rule.or(applied.hash_rule);
+                    let is_different = self.slot.hash_rule().is_different();
+                    if is_different != was_different {
+                        // Earlier blocks are indexed by the wrong hashes.
+                        self.clear(None);
+                    }
+                    if is_different && !was_different {
+                        self.rehash(batch);
+                    }
                     if let Some(group) = self.slot.groups().learn(&stored) {
-                        self.apply_blocks(group, stored.medium, stored.hashes, true);
+                        self.add(group, &stored);
                     }
                 }
                 Ok(EngineEvent::Removed(removed)) => {
                     if let Some(group) = self.slot.groups().known(removed.group) {
-                        self.apply_blocks(group, removed.medium, removed.hashes, false);
+                        self.remove(group, removed.medium, removed.hashes);
                     }
                 }
                 Ok(EngineEvent::Cleared(medium)) => self.clear(medium),
@@ -107,6 +121,19 @@ impl RankTarget<'_> {
             }
         }
         applied
+    }
+
+    /// Computes the hashes of all blocks in the batch before any is indexed: events about a group with a sliding window, or about
+    /// another tier, do not contain all tokens, and the blocks of all groups have the same hashes.
+    fn rehash(&self, batch: &EngineEventBatch<'_>) {
+        for event in batch.events() {
+            if let Ok(EngineEvent::Stored(stored)) = event
+                && tier(stored.medium).is_some()
+                && self.slot.groups().learn(&stored).is_some()
+            {
+                self.slot.rehashed().learn(self.keyspace, &stored);
+            }
+        }
     }
 
     /// Removes the rank's blocks in a medium, or all of them.
@@ -120,20 +147,42 @@ impl RankTarget<'_> {
             },
         };
         let (index, slot) = (self.slot.index(), self.slot.slot());
-        tiers.iter().for_each(|tier| index.update(|blocks| blocks.clear_engine_tier(slot, *tier)));
+        for &tier in tiers {
+            index.update(|blocks| blocks.clear_engine_tier(slot, tier));
+            self.slot.rehashed().clear(tier);
+        }
+    }
+
+    fn add(&self, group: u32, stored: &BlockStored<'_>) {
+        let Some(tier) = tier(stored.medium) else { return };
+        if self.slot.hash_rule().is_different() {
+            let hashes = self.slot.rehashed().stored(stored.hashes, group, tier);
+            self.apply_blocks(group, tier, hashes.into_iter(), true);
+        } else {
+            self.apply_blocks(group, tier, stored.hashes.iter().map(|hash| hash.low64()), true);
+        }
+    }
+
+    fn remove(&self, group: u32, medium: Option<StorageMedium<'_>>, hashes: BlockHashes<'_>) {
+        let Some(tier) = tier(medium) else { return };
+        if self.slot.hash_rule().is_different() {
+            let hashes = self.slot.rehashed().removed(hashes, group, tier);
+            self.apply_blocks(group, tier, hashes.into_iter(), false);
+        } else {
+            self.apply_blocks(group, tier, hashes.iter().map(|hash| hash.low64()), false);
+        }
     }
 
     fn apply_blocks(
         &self,
         group: u32,
-        medium: Option<StorageMedium<'_>>,
-        hashes: BlockHashes<'_>,
+        tier: EngineCacheTier,
+        hashes: impl Iterator<Item = u64>,
         stored: bool,
     ) {
-        let Some(tier) = tier(medium) else { return };
         let (index, slot) = (self.slot.index(), self.slot.slot());
         let namespace = self.keyspace.namespace().in_group(group);
-        let mut keys = hashes.iter().map(|hash| namespace.key(hash.low64()));
+        let mut keys = hashes.map(|hash| namespace.key(hash));
         let mut batch = [0; BLOCK_BATCH];
         loop {
             let mut len = 0;

@@ -1,11 +1,12 @@
 use mooncake_wire::events::{
     BlockHash, EngineEventFormat, OutgoingBlocks, OutgoingEngineEvent, encode_engine_batch,
 };
+use moongate_block_hash::BlockHashChain;
 use moongate_discovery::{EngineBlockHashing, EngineFacts, EngineKind};
 use moongate_scheduler::index::IndexLookup;
 
 use super::*;
-use crate::kv_index::{EngineSlots, KvIndex};
+use crate::kv_index::{BlockExtraKeys, EngineSlots, KvIndex};
 
 /// A recorded batch of SGLang: one block of 32 tokens stored in device memory, its hash -694835627279051526.
 const STORED: &str = include_str!("testdata/sglang-stored.hex");
@@ -57,12 +58,21 @@ fn batch(number: u32, event: OutgoingEngineEvent<'_>) -> Vec<u8> {
 }
 
 fn stored<'a>(hashes: &'a [BlockHash<'a>]) -> OutgoingEngineEvent<'a> {
+    stored_after(None, hashes, &[], StorageMedium::Gpu)
+}
+
+fn stored_after<'a>(
+    parent: Option<BlockHash<'a>>,
+    hashes: &'a [BlockHash<'a>],
+    tokens: &'a [u32],
+    medium: StorageMedium<'a>,
+) -> OutgoingEngineEvent<'a> {
     OutgoingEngineEvent::Stored(OutgoingBlocks {
         hashes,
-        parent: None,
-        tokens: &[],
+        parent,
+        tokens,
         block_size: 32,
-        medium: StorageMedium::Gpu,
+        medium,
         cache_salt: None,
         extra_keys: None,
     })
@@ -118,4 +128,40 @@ fn ranks_on_one_socket_are_told_apart_by_their_number() {
     // An engine with one rank may have any number in a deployment.
     let mut single = TestEngine::new(1).applier(5, 5).unwrap();
     single.apply(&batch(5, stored(&hashes))).unwrap();
+}
+
+#[test]
+fn blocks_with_unknown_hashes_are_indexed_by_tokens() {
+    let engine = TestEngine::new(1);
+    let mut source = engine.applier(0, 0).unwrap();
+    let tokens: Vec<u32> = (0..96).collect();
+    let scheme = engine.keyspace.schemes(&BlockExtraKeys::default()).unwrap().events;
+    let mut blocks = Vec::new();
+    BlockHashChain::new(scheme).extend(&tokens, &mut blocks);
+    let own: Vec<u64> = blocks.iter().map(|block| block.event_hash).collect();
+    let theirs = [10, 11, 12].map(BlockHash::Int);
+    let mut apply = |event| source.apply(&batch(0, event)).unwrap();
+
+    let unknown =
+        AppliedEvents { hash_rule: Some(HashRuleStatus::Different { actual: None }), undecodable: 0 };
+    assert_eq!(apply(stored_after(None, &theirs[..2], &tokens[..64], StorageMedium::Gpu)), unknown);
+    assert_eq!(engine.hits(&own), [2]);
+    assert_eq!(engine.hits(&[10, 11]), [0], "the engine's own hashes are not indexed");
+    apply(stored_after(Some(BlockHash::Int(11)), &theirs[2..], &tokens[64..], StorageMedium::Gpu));
+    assert_eq!(engine.hits(&own), [3]);
+    // A block whose parent is unknown could be anywhere.
+    apply(stored_after(Some(BlockHash::Int(99)), &[BlockHash::Int(13)], &tokens[..32], StorageMedium::Gpu));
+
+    // The copy in host memory comes without tokens, and stays.
+    apply(stored_after(Some(BlockHash::Int(11)), &theirs[2..], &[], StorageMedium::Cpu));
+    apply(OutgoingEngineEvent::Removed { hashes: &theirs[1..], medium: StorageMedium::Gpu });
+    assert_eq!(engine.hits(&own), [1]);
+    apply(stored_after(Some(BlockHash::Int(10)), &theirs[1..2], &tokens[32..64], StorageMedium::Gpu));
+    assert_eq!(engine.hits(&own), [2]);
+    apply(stored_after(Some(BlockHash::Int(11)), &theirs[2..], &[], StorageMedium::Gpu));
+    assert_eq!(engine.hits(&own), [3], "its tokens are known from the copy");
+    apply(OutgoingEngineEvent::Cleared);
+    assert_eq!(engine.hits(&own), [0]);
+    apply(stored_after(Some(BlockHash::Int(11)), &theirs[2..], &[], StorageMedium::Gpu));
+    assert_eq!(engine.hits(&own[2..]), [0], "nothing is left of it");
 }

@@ -167,13 +167,13 @@ impl EngineFeed {
             HashRuleStatus::Different { actual: Some(actual) } => tracing::warn!(
                 engine,
                 actual,
-                "KV events: the engine's block hashes follow another rule than assumed, so that none of its cached blocks is \
-                 predicted; declare the rule of this engine (`hash_algorithm` and `hash_seed`)"
+                "KV events: the engine's block hashes follow another rule than assumed, so its blocks are indexed by the tokens in \
+                 its events, without adapters, salts and a store; declare the rule (`hash_algorithm` and `hash_seed`) if it can be"
             ),
             HashRuleStatus::Different { actual: None } => tracing::warn!(
                 engine,
-                "KV events: the engine's block hashes follow an unknown rule, so that none of its cached blocks is predicted; \
-                 check its block size, its release, and whether speculative decoding changes its hashes"
+                "KV events: the engine's block hashes follow an unknown rule, so its blocks are indexed by the tokens in its \
+                 events, without adapters, salts and a store; check its release and whether speculative decoding changes its hashes"
             ),
         }
     }

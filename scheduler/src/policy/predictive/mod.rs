@@ -143,8 +143,11 @@ impl PredictivePolicy {
         // What the copy evicts comes back in the same way as the copy itself, from the store if that has it.
         let stored = hits.l3_tokens.min(copied);
         let per_stored = load.fetch_per_token(&instance.cache).min(load.service.a);
-        let returns = load.service.a * f64::from(copied - stored) + per_stored * f64::from(stored);
-        let duplicate = self.settings.duplicate_price * returns * (1.0 + second);
+        let repeated = f64::from(copied - stored);
+        let returns = load.service.a * repeated + per_stored * f64::from(stored);
+        // Where the copy is, the rest of the prompt shares a pass with others; elsewhere it takes one of its own.
+        let own_pass = load.service.c0 * repeated / tokens.max(1) as f64;
+        let duplicate = (self.settings.duplicate_price * returns + own_pass) * (1.0 + second);
         // A second of a slow engine costs less, because less would be done in it.
         let congestion = second * estimate.service / load.service.speed;
         let length = self.length_mismatch_price(input, ix, estimate.service / load.service.speed)

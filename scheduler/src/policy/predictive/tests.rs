@@ -211,6 +211,25 @@ fn duplicate_price_prevents_cheap_copies() {
 }
 
 #[test]
+fn burst_with_one_prefix_waits_if_passes_are_long() {
+    // 0.5 s for each pass, and 0.1 ms per token.
+    for (shared, engines) in [(1_000, [0, 0]), (0, [0, 1])] {
+        let service_prior = PrefillTimeModel { c0: 0.5, a: 1e-4, b: 0.0, speed: 1.0 };
+        let mut sim = test_scheduler_with(
+            2,
+            PrefetchBehavior::WaitComplete,
+            SchedulerOptions { service_prior, ..settings() },
+        );
+        let first = sim.submit(0.0, 1_100, &[(0, own(1))]);
+        assert_eq!(sim.sent(0.0), [(first, engines[0])]);
+        // The first one's blocks will be there once it is computed.
+        let second = sim.submit(0.05, 1_100, &[(0, own(shared))]);
+        let sent: Vec<_> = [0.05, 0.6].into_iter().flat_map(|now| sim.sent(now)).collect();
+        assert_eq!(sent, [(second, engines[1])]);
+    }
+}
+
+#[test]
 fn a_copy_that_the_store_has_costs_its_read() {
     for (hits, engine) in [(stored(1_500), 1), (own(0), 0)] {
         let mut sim = test_scheduler(2);

@@ -1,0 +1,145 @@
+//! Blocks of an engine whose hashes follow another rule than predictions assume: hashed again from the tokens in its events.
+
+use std::collections::HashMap;
+
+use mooncake_wire::events::{BlockHashes, BlockStored};
+use moongate_block_hash::{BlockHashChain, HashedBlock};
+use moongate_scheduler::index::EngineCacheTier;
+use parking_lot::Mutex;
+
+use super::block_keyspace::{BlockExtraKeys, BlockKeyspace};
+
+/// Blocks per rank: 16 million tokens of the smallest blocks, in 80 MB. Further ones are not indexed.
+const MAX_BLOCKS: usize = 1 << 20;
+
+/// Groups and tiers are bits of one number.
+const MAX_GROUPS: u32 = 32;
+
+/// The blocks that one rank of an engine has, by the engine's own hashes.
+#[derive(Debug, Default)]
+pub(crate) struct RehashedBlocks(Mutex<HashMap<u64, RehashedBlock>>);
+
+#[derive(Debug)]
+struct RehashedBlock {
+    /// The hash that predictions compute.
+    block: HashedBlock,
+    /// In which groups and tiers the engine has it.
+    places: BlockPlaces,
+}
+
+/// A set of groups and tiers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct BlockPlaces(u64);
+
+impl BlockPlaces {
+    const NONE: Self = Self(0);
+
+    fn one(group: u32, tier: EngineCacheTier) -> Option<Self> {
+        (group < MAX_GROUPS).then(|| Self(1 << (2 * group + tier_bit(tier))))
+    }
+
+    fn all_of(tier: EngineCacheTier) -> Self {
+        Self((0..MAX_GROUPS).fold(0, |bits, group| bits | 1 << (2 * group + tier_bit(tier))))
+    }
+
+    fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+}
+
+fn tier_bit(tier: EngineCacheTier) -> u32 {
+    match tier {
+        EngineCacheTier::L1 => 0,
+        EngineCacheTier::L2 => 1,
+    }
+}
+
+impl RehashedBlocks {
+    /// Hashes the blocks of an event again. Blocks that depend on more than tokens, or whose parent is unknown, are left out.
+    pub(crate) fn learn(&self, keyspace: &BlockKeyspace, stored: &BlockStored<'_>) {
+        let mut blocks = self.0.lock();
+        let parent = stored.parent.map(|parent| blocks.get(&parent.low64()).map(|known| known.block));
+        if let Some(hashed) = parent_blocks(parent).and_then(|parent| rehash(keyspace, stored, &parent)) {
+            for (hash, block) in stored.hashes.iter().zip(hashed) {
+                if blocks.len() < MAX_BLOCKS {
+                    blocks.entry(hash.low64()).or_insert(RehashedBlock { block, places: BlockPlaces::NONE });
+                }
+            }
+        }
+    }
+
+    /// Hashes of the stored blocks by the rule of predictions, as far as they are known.
+    pub(crate) fn stored(&self, hashes: BlockHashes<'_>, group: u32, tier: EngineCacheTier) -> Vec<u64> {
+        let Some(place) = BlockPlaces::one(group, tier) else { return Vec::new() };
+        let mut blocks = self.0.lock();
+        let own = hashes.iter().filter_map(|hash| {
+            let known = blocks.get_mut(&hash.low64())?;
+            known.places = known.places.with(place);
+            Some(known.block.event_hash)
+        });
+        own.collect()
+    }
+
+    /// Hashes of the removed blocks by the rule of predictions.
+    pub(crate) fn removed(&self, hashes: BlockHashes<'_>, group: u32, tier: EngineCacheTier) -> Vec<u64> {
+        let Some(place) = BlockPlaces::one(group, tier) else { return Vec::new() };
+        let mut blocks = self.0.lock();
+        let own = hashes.iter().filter_map(|hash| {
+            let known = blocks.get_mut(&hash.low64())?;
+            let own = known.block.event_hash;
+            known.places = known.places.without(place);
+            if known.places == BlockPlaces::NONE {
+                blocks.remove(&hash.low64());
+            }
+            Some(own)
+        });
+        own.collect()
+    }
+
+    /// Removes all blocks of a tier.
+    pub(crate) fn clear(&self, tier: EngineCacheTier) {
+        let places = BlockPlaces::all_of(tier);
+        self.0.lock().retain(|_, known| {
+            known.places = known.places.without(places);
+            known.places != BlockPlaces::NONE
+        });
+    }
+}
+
+/// The blocks before the first one; `None` if they are unknown.
+fn parent_blocks(parent: Option<Option<HashedBlock>>) -> Option<Vec<HashedBlock>> {
+    match parent {
+        None => Some(Vec::new()),
+        Some(known) => known.map(|block| vec![block]),
+    }
+}
+
+/// Hashes the blocks again, up to the first one that depends on more than tokens.
+fn rehash(
+    keyspace: &BlockKeyspace,
+    stored: &BlockStored<'_>,
+    parent: &[HashedBlock],
+) -> Option<Vec<HashedBlock>> {
+    if stored.lora.is_some() || stored.cache_salt.is_some() || stored.block_size != keyspace.page_tokens() {
+        return None;
+    }
+    let block_tokens = stored.block_size as usize;
+    let tokens = stored.tokens?.iter();
+    // Groups with a sliding window keep some blocks only, and which of the tokens these are is not in the event.
+    if tokens.len() != stored.hashes.len().checked_mul(block_tokens)? {
+        return None;
+    }
+    let plain = stored
+        .extra_keys
+        .map_or(usize::MAX, |keys| keys.iter().take_while(|keys| keys.len() == 0).count())
+        .min(stored.hashes.len());
+    let tokens: Vec<u32> = tokens.take(plain.checked_mul(block_tokens)?).collect();
+    let scheme = keyspace.schemes(&BlockExtraKeys::default())?.events;
+    let mut blocks = Vec::new();
+    BlockHashChain::resume(scheme, parent).extend(&tokens, &mut blocks);
+    Some(blocks)
+}
