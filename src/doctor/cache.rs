@@ -67,7 +67,7 @@ fn missing_features(facts: &EngineFacts) -> Vec<String> {
     }
     match (&facts.hashing, facts.engine) {
         (Some(EngineBlockHashing::Opaque { name }), EngineKind::Vllm) => lacks.push(format!(
-            "page hashes cannot be computed ({name}), so adapters, salts and the store are not predicted; start vLLM with --prefix-caching-hash-algo sha256_cbor, and set `kv.hash_seed` to its PYTHONHASHSEED if it has one"
+            "page hashes cannot be computed ({name}), so adapters and the store are not predicted; start vLLM with --prefix-caching-hash-algo sha256_cbor, and set `kv.hash_seed` to its PYTHONHASHSEED if it has one"
         )),
         (None, EngineKind::Vllm) => lacks.push(
             "page hashes are not reported; start vLLM with metrics and prefix caching enabled, or set `kv.hash_algorithm`".to_owned(),

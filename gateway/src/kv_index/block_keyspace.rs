@@ -45,6 +45,11 @@ impl<'a> BlockExtraKeys<'a> {
         serde_json::from_slice(body).unwrap_or(Self { is_unknown: true, ..Self::default() })
     }
 
+    /// Those of a request with this salt.
+    pub(crate) fn of_salt(salt: Option<&'a str>) -> Self {
+        Self { cache_salt: salt.map(Cow::Borrowed), ..Self::default() }
+    }
+
     /// Whether the request has no member that changes its block hashes.
     pub(crate) fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -119,11 +124,13 @@ impl BlockKeyspace {
                 };
                 make(self.block_tokens, seed, extra).ok().map(BlockSchemes::same_scheme)
             }
-            // Blocks are hashed again from the tokens in events, and these say nothing about other members.
+            // Blocks are hashed again from the tokens and the salt in events.
             EngineBlockHashing::Opaque { .. } => {
-                let is_plain = extras.is_empty() && self.adapter.is_none();
-                let scheme = || HashScheme::sglang(self.block_tokens, SglangNamespace::default()).ok();
-                is_plain.then(scheme).flatten().map(BlockSchemes::same_scheme)
+                if extras.extra_key.is_some() || self.adapter.is_some() {
+                    return None;
+                }
+                let scheme = HashScheme::sglang_events(self.block_tokens, extras.cache_salt.as_deref());
+                scheme.ok().map(BlockSchemes::same_scheme)
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use mooncake_wire::events::{BlockHashes, BlockStored};
+use mooncake_wire::events::{BlockHashes, BlockStored, ExtraKey};
 use moongate_block_hash::{BlockHashChain, HashedBlock};
 use moongate_scheduler::index::EngineCacheTier;
 use parking_lot::Mutex;
@@ -124,7 +124,7 @@ fn rehash(
     stored: &BlockStored<'_>,
     parent: &[HashedBlock],
 ) -> Option<Vec<HashedBlock>> {
-    if stored.lora.is_some() || stored.cache_salt.is_some() || stored.block_size != keyspace.page_tokens() {
+    if stored.lora.is_some() || stored.block_size != keyspace.page_tokens() {
         return None;
     }
     let block_tokens = stored.block_size as usize;
@@ -133,13 +133,28 @@ fn rehash(
     if tokens.len() != stored.hashes.len().checked_mul(block_tokens)? {
         return None;
     }
-    let plain = stored
-        .extra_keys
-        .map_or(usize::MAX, |keys| keys.iter().take_while(|keys| keys.len() == 0).count())
-        .min(stored.hashes.len());
-    let tokens: Vec<u32> = tokens.take(plain.checked_mul(block_tokens)?).collect();
-    let scheme = keyspace.schemes(&BlockExtraKeys::default())?.events;
+    let salt = if parent.is_empty() { salt(stored) } else { None };
+    let plain = stored.extra_keys.map_or(usize::MAX, |keys| {
+        let mut keys = keys.iter();
+        let salted = usize::from(salt.is_some() && keys.next().is_some());
+        salted + keys.take_while(|keys| keys.len() == 0).count()
+    });
+    let tokens: Vec<u32> = tokens.take(plain.saturating_mul(block_tokens)).collect();
+    let scheme = keyspace.schemes(&BlockExtraKeys::of_salt(salt))?.events;
     let mut blocks = Vec::new();
     BlockHashChain::resume(scheme, parent).extend(&tokens, &mut blocks);
     Some(blocks)
+}
+
+/// The salt of a sequence, from the event about its first block. vLLM sends it as that block's only extra key; names of adapters
+/// look the same, but are sent in a field of their own as well.
+fn salt<'a>(stored: &BlockStored<'a>) -> Option<&'a str> {
+    if stored.cache_salt.is_some() {
+        return stored.cache_salt;
+    }
+    let mut first = stored.extra_keys?.iter().next()?;
+    match (first.next(), first.next()) {
+        (Some(ExtraKey::Text(salt)), None) => Some(salt),
+        _ => None,
+    }
 }

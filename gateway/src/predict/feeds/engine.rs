@@ -168,12 +168,12 @@ impl EngineFeed {
                 engine,
                 actual,
                 "KV events: the engine's block hashes follow another rule than assumed, so its blocks are indexed by the tokens in \
-                 its events, without adapters, salts and a store; declare the rule (`hash_algorithm` and `hash_seed`) if it can be"
+                 its events, without adapters and a store; declare the rule (`hash_algorithm` and `hash_seed`) if it can be"
             ),
             HashRuleStatus::Different { actual: None } => tracing::warn!(
                 engine,
                 "KV events: the engine's block hashes follow an unknown rule, so its blocks are indexed by the tokens in its \
-                 events, without adapters, salts and a store; check its release and whether speculative decoding changes its hashes"
+                 events, without adapters and a store; check its release and whether speculative decoding changes its hashes"
             ),
         }
     }
