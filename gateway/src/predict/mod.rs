@@ -7,6 +7,8 @@
 mod feeds;
 mod hybrid_hits;
 mod media;
+#[cfg(test)]
+mod media_tests;
 mod models;
 mod prediction_query;
 mod predictor;

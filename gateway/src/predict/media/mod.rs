@@ -17,9 +17,9 @@ pub(super) use estimate::estimate;
 pub(super) use lookup::MediaLookup;
 pub(crate) use prompt::MediaCounts;
 pub(super) use prompt::MediaPrompt;
-#[cfg(test)]
-pub(super) use query::MediaOptions;
 pub(crate) use query_runner::MediaQueryRunner;
+#[cfg(test)]
+pub(super) use {cache::MediaQueries, query::MediaOptions};
 
 /// What an engine converts one image, recording or video to.
 #[derive(Debug, PartialEq, Eq)]
