@@ -30,7 +30,8 @@ use crate::legs::{AbortSender, RedispatchBudget};
 use crate::listener_security::{ListenerSecurity, ListenerSecurityError};
 use crate::memory::MemoryBudget;
 use crate::predict::{
-    CacheHitPredictor, EngineTokenizer, FeedStarter, ModelTokenizers, StoreView, run_feeds,
+    CacheHitPredictor, EngineTokenizer, FeedStarter, MediaQueryRunner, MediaTokenCache, ModelTokenizers,
+    StoreView, run_feeds,
 };
 
 /// Time to flush final error events before connections are closed.
@@ -207,14 +208,23 @@ pub async fn start(
             poll_loads(reader.clone(), client.clone(), load_interval, reported.clone(), stop.clone())
         });
     }
-    let engines = EngineTokenizer::new(
+    let engines = Arc::new(EngineTokenizer::new(
         options.tokenize_timeout,
         options.engines.authorization(),
-        memory.engine_tokens,
+        memory.engine_tokens / 2,
         metrics.tokenize.clone(),
-    );
+    ));
     let body_memory = MemoryBudget::new("--body-memory", memory.bodies);
     let prompt_memory = MemoryBudget::new("--prompt-memory", memory.prompts);
+    let (media, queries) =
+        MediaTokenCache::new(memory.engine_tokens / 2, prompt_memory.clone(), metrics.tokenize.clone());
+    let runner = MediaQueryRunner {
+        cache: media.clone(),
+        models: models.clone(),
+        engines: engines.clone(),
+        metrics: metrics.tokenize.clone(),
+    };
+    supervisor.spawn_essential("media-queries", runner.run(queries, fleet.clone(), supervisor.token()));
     let rejected_connections = metrics.overload.rejected_connections();
     let dispatcher = RequestDispatcher {
         fleet,
@@ -233,7 +243,14 @@ pub async fn start(
         .build()?;
     let state = Arc::new(GatewayContext {
         dispatcher,
-        predictor: CacheHitPredictor::new(index.clone(), models, engines, store, prompt_memory.clone()),
+        predictor: CacheHitPredictor::new(
+            index.clone(),
+            models,
+            engines,
+            media,
+            store,
+            prompt_memory.clone(),
+        ),
         index,
         prompt_reports,
         queue_server,

@@ -1,8 +1,10 @@
 """Records an engine's KV events together with the prompts that caused them and the cache hits that it reported.
 
     record.py ENGINE_URL EVENTS_ENDPOINT OUTPUT [MODEL...]
+    record.py ENGINE_URL EVENTS_ENDPOINT OUTPUT --images
 
-Each line of OUTPUT is a prompt with its number of cached tokens, or the payload of an event in hexadecimal, in the order
+Each line of OUTPUT is a prompt with its number of cached tokens (and its images: the engine's hash, first token and
+length), or the payload of an event in hexadecimal, in the order
 in which they happened: a prompt's line comes before the events that it caused. `gateway/src/predict/recordings` replays
 them. Needs vLLM's environment, for pyzmq.
 """
@@ -12,9 +14,12 @@ import random
 import sys
 import time
 import urllib.request
+from functools import partial
+from pathlib import Path
 
 import zmq
 
+sys.path.insert(0, str(Path(__file__).resolve().parent / "driver"))
 QUIET_SECONDS = 1.0
 
 
@@ -35,14 +40,53 @@ def prompts() -> list[list[int]]:
     return [*first, *reversed(first), *grown, other, *branches, *grown, *fillers, base, other, *grown]
 
 
-def ask(url: str, model: str, prompt: list[int]) -> int:
-    body = {"model": model, "prompt": prompt, "max_tokens": 2, "temperature": 0, "ignore_eos": True}
-    request = urllib.request.Request(
-        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
+def image_prompts() -> list[dict]:
+    """Chats with images: repeated, in other conversations, several in one block, in another order, with a salt."""
+    from images import conversation, data, image, words
+
+    one, two, three = (image(data(*size)) for size in ((280, 200, 1), (112, 336, 2), (28, 28, 3)))
+    chats = [
+        [one],
+        [words(1, 40), one, words(2, 30)],
+        [words(1, 40), two, words(2, 30)],
+        [words(3, 50), two, words(4, 10), one, words(5, 20)],
+        [words(3, 50), one, words(4, 10), two, words(5, 20)],
+        [three, three, three, three, words(6, 60)],
+        [words(1, 40), one, words(7, 90)],
+    ]
+    first = [conversation("", content).body for content in chats]
+    salted = conversation("", chats[1], cache_salt="s").body
+    return [*first, *reversed(first), salted, salted, *first]
+
+
+def post(url: str, body: dict) -> dict:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=300) as answer:
-        usage = json.load(answer)["usage"]
-    return (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        return json.load(answer)
+
+
+def cached(answer: dict) -> int:
+    return (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+
+
+def ask(url: str, model: str, prompt: list[int]) -> dict:
+    body = {"model": model, "prompt": prompt, "max_tokens": 2, "temperature": 0, "ignore_eos": True}
+    return {"model": model, "cached": cached(post(f"{url}/v1/completions", body)), "prompt": prompt}
+
+
+def ask_with_images(url: str, body: dict) -> dict:
+    rendered = post(f"{url}/v1/chat/completions/render", {**body, "mm_payload": "none"})
+    features = rendered["features"]
+    ranges = zip(features["mm_hashes"]["image"], features["mm_placeholders"]["image"])
+    media = [[name, place["offset"], place["length"]] for name, place in ranges]
+    answer = post(f"{url}/v1/chat/completions", body)
+    return {
+        "model": body["model"],
+        "salt": body.get("cache_salt"),
+        "cached": cached(answer),
+        "media": media,
+        "prompt": rendered["token_ids"],
+    }
 
 
 def main(url: str, endpoint: str, output: str, models: list[str]) -> None:
@@ -51,10 +95,12 @@ def main(url: str, endpoint: str, output: str, models: list[str]) -> None:
     socket.connect(endpoint)
     time.sleep(QUIET_SECONDS)
     with open(output, "w") as out:
-        for number, prompt in enumerate(prompts()):
-            model = models[number % len(models)]
-            cached = ask(url, model, prompt)
-            print(json.dumps({"model": model, "cached": cached, "prompt": prompt}), file=out)
+        if models == ["--images"]:
+            steps = [partial(ask_with_images, url, body) for body in image_prompts()]
+        else:
+            steps = [partial(ask, url, models[n % len(models)], prompt) for n, prompt in enumerate(prompts())]
+        for step in steps:
+            print(json.dumps(step()), file=out)
             while socket.poll(QUIET_SECONDS * 1000):
                 print(json.dumps({"events": socket.recv_multipart()[2].hex()}), file=out)
 

@@ -3,6 +3,7 @@
 /// Encoding of the null value.
 pub(crate) const NULL: u8 = 0xf6;
 const UNSIGNED: u8 = 0x00;
+const NEGATIVE: u8 = 0x20;
 const BYTES: u8 = 0x40;
 const TEXT: u8 = 0x60;
 const ARRAY: u8 = 0x80;
@@ -28,6 +29,14 @@ fn head(out: &mut Vec<u8>, major: u8, argument: u64) {
 /// Writes a number in the shortest form.
 pub(crate) fn unsigned(out: &mut Vec<u8>, number: u64) {
     head(out, UNSIGNED, number);
+}
+
+/// Writes a number that may be negative.
+pub(crate) fn signed(out: &mut Vec<u8>, number: i64) {
+    match u64::try_from(number) {
+        Ok(number) => unsigned(out, number),
+        Err(_) => head(out, NEGATIVE, number.unsigned_abs() - 1),
+    }
 }
 
 /// Writes the start of an array of `length` items.

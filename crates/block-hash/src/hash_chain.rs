@@ -3,7 +3,7 @@
 use sha2::{Digest as _, Sha256};
 
 use crate::block::{BlockDigest, HashedBlock, first_u64, last_u64};
-use crate::hash_scheme::{HashAlgorithm, HashScheme, VllmHashInputs};
+use crate::hash_scheme::{HashAlgorithm, HashScheme};
 use crate::{cbor, pickle, python};
 
 /// State after some full blocks of a prompt, from which the next blocks can be hashed. Cheap to clone and to store.
@@ -80,7 +80,7 @@ impl BlockHashChain {
                 pickle::begin(buffer);
                 pickle::digest(buffer, &parent.unwrap_or(vllm.root));
                 pickle::tokens(buffer, tokens);
-                buffer.extend_from_slice(vllm.extra_keys(self.blocks));
+                vllm.write_extra_keys(buffer, self.blocks, self.scheme.block_tokens);
                 pickle::end_tuple(buffer, 3);
                 pickle::finish(buffer);
                 vllm_block(buffer)
@@ -89,7 +89,7 @@ impl BlockHashChain {
                 cbor::array(buffer, 3);
                 cbor::bytes(buffer, &parent.unwrap_or(vllm.root));
                 cbor::tokens(buffer, tokens);
-                buffer.extend_from_slice(vllm.extra_keys(self.blocks));
+                vllm.write_extra_keys(buffer, self.blocks, self.scheme.block_tokens);
                 vllm_block(buffer)
             }
             HashAlgorithm::LmcacheCbor { root } => {
@@ -111,12 +111,6 @@ impl BlockHashChain {
                 HashedBlock { digest: BlockDigest::Signed(hash), event_hash: hash as u64 }
             }
         }
-    }
-}
-
-impl VllmHashInputs {
-    fn extra_keys(&self, block: u32) -> &[u8] {
-        if block == 0 { &self.first_block_extra } else { &self.later_block_extra }
     }
 }
 

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
+use crate::vllm_extra_keys::{VllmEncoding, VllmExtraKeys, VllmHashInputs, VllmMediaItem};
 use crate::{cbor, pickle};
 
 /// Maximum tokens of a block or chunk. Engines use 1 to 256; the limit keeps a block's pickle in one frame.
 pub const MAX_BLOCK_TOKENS: u32 = 8192;
-/// Maximum total bytes of the strings in vLLM's extra keys (adapter name and path, cache salt).
+/// Maximum total bytes of the strings in vLLM's extra keys: adapter name and path with the cache salt, and the media of one block.
 pub const MAX_EXTRA_KEY_BYTES: usize = 4096;
 /// Default chunk size of LMCache in tokens.
 pub const LMCACHE_CHUNK_TOKENS: u32 = 256;
@@ -35,6 +36,12 @@ pub enum HashSchemeError {
     /// Adapter and salt exceed the limit together.
     #[error("extra keys of {0} bytes: the maximum is {MAX_EXTRA_KEY_BYTES}")]
     ExtraKeysTooLong(usize),
+    /// The scheme has no rule for images.
+    #[error("media are only hashed by vLLM")]
+    MediaUnsupported,
+    /// Ranges of tokens that overlap, are empty or are not sorted.
+    #[error("the token ranges of media are not in order")]
+    MediaOrder,
 }
 
 #[derive(Debug, Clone)]
@@ -46,38 +53,12 @@ pub(crate) enum HashAlgorithm {
     LmcacheBuiltin { root: u64 },
 }
 
-/// Encoded inputs of vLLM's hash other than tokens.
-#[derive(Debug)]
-pub(crate) struct VllmHashInputs {
-    pub(crate) root: [u8; 32],
-    pub(crate) first_block_extra: Vec<u8>,
-    pub(crate) later_block_extra: Vec<u8>,
-}
-
 /// Namespace that separates SGLang's chains of equal tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SglangNamespace<'a> {
     /// Value of the request's `extra_key`.
     pub extra_key: Option<&'a str>,
     /// Value of the request's `cache_salt`.
-    pub cache_salt: Option<&'a str>,
-}
-
-/// A LoRA adapter of vLLM.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct VllmLoraAdapter<'a> {
-    /// Name of the adapter.
-    pub name: &'a str,
-    /// Path that the engine loads it from. vLLM 0.32 hashes name and path, older releases only the name.
-    pub path: Option<&'a str>,
-}
-
-/// What vLLM hashes into blocks besides their tokens.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct VllmExtraKeys<'a> {
-    /// The request's adapter, hashed into every block.
-    pub adapter: Option<VllmLoraAdapter<'a>>,
-    /// The request's `cache_salt`, hashed into the first block.
     pub cache_salt: Option<&'a str>,
 }
 
@@ -147,14 +128,7 @@ impl HashScheme {
         pickle::begin(&mut buffer);
         pickle::text(&mut buffer, seed);
         pickle::finish(&mut buffer);
-        let encoded = |with_salt| {
-            let mut out = Vec::new();
-            extra.pickle(&mut out, with_salt);
-            out
-        };
-        let root = Sha256::digest(&buffer).into();
-        let vllm =
-            VllmHashInputs { root, first_block_extra: encoded(true), later_block_extra: encoded(false) };
+        let vllm = VllmHashInputs::new(Sha256::digest(&buffer).into(), VllmEncoding::Pickle, extra);
         Self::new(block_tokens, HashAlgorithm::VllmPickle(Arc::new(vllm)))
     }
 
@@ -168,14 +142,7 @@ impl HashScheme {
         extra: VllmExtraKeys<'_>,
     ) -> Result<Self, HashSchemeError> {
         extra.check(seed)?;
-        let encoded = |with_salt| {
-            let mut out = Vec::new();
-            extra.cbor(&mut out, with_salt);
-            out
-        };
-        let root = vllm_cbor_root(seed);
-        let vllm =
-            VllmHashInputs { root, first_block_extra: encoded(true), later_block_extra: encoded(false) };
+        let vllm = VllmHashInputs::new(vllm_cbor_root(seed), VllmEncoding::Cbor, extra);
         Self::new(block_tokens, HashAlgorithm::VllmCbor(Arc::new(vllm)))
     }
 
@@ -202,6 +169,23 @@ impl HashScheme {
         crate::block::first_u64(&vllm_cbor_root(seed))
     }
 
+    /// The scheme of a prompt with images, recordings or videos, in the order of their tokens. vLLM hashes each of them into the blocks that
+    /// have any of its tokens.
+    ///
+    /// # Errors
+    /// The scheme is not vLLM's, or the items are out of order or too many for one block.
+    pub fn with_media(self, media: Vec<VllmMediaItem>) -> Result<Self, HashSchemeError> {
+        VllmMediaItem::check(&media, self.block_tokens)?;
+        let algorithm = match self.algorithm {
+            HashAlgorithm::VllmPickle(vllm) => HashAlgorithm::VllmPickle(Arc::new(vllm.with_media(media))),
+            HashAlgorithm::VllmCbor(vllm) => HashAlgorithm::VllmCbor(Arc::new(vllm.with_media(media))),
+            HashAlgorithm::Sglang { .. }
+            | HashAlgorithm::LmcacheCbor { .. }
+            | HashAlgorithm::LmcacheBuiltin { .. } => return Err(HashSchemeError::MediaUnsupported),
+        };
+        Ok(Self { algorithm, block_tokens: self.block_tokens })
+    }
+
     /// Number of tokens per block.
     #[must_use]
     pub fn block_tokens(&self) -> u32 {
@@ -222,52 +206,6 @@ fn vllm_cbor_root(seed: &str) -> [u8; 32] {
     Sha256::digest(&buffer).into()
 }
 
-impl VllmExtraKeys<'_> {
-    fn check(&self, seed: &str) -> Result<(), HashSchemeError> {
-        let adapter = self.adapter.map_or(0, |adapter| adapter.name.len() + adapter.path.map_or(0, str::len));
-        let bytes = seed.len() + adapter + self.cache_salt.map_or(0, str::len);
-        if bytes > MAX_EXTRA_KEY_BYTES { Err(HashSchemeError::ExtraKeysTooLong(bytes)) } else { Ok(()) }
-    }
-
-    /// Items of the extra keys: plain strings, or tuples that start with a tag.
-    fn items(&self, with_salt: bool) -> Vec<Vec<&str>> {
-        let adapter = self.adapter.map(|VllmLoraAdapter { name, path }| match path {
-            Some(path) => vec!["lora", name, path],
-            None => vec![name],
-        });
-        let salt = self.cache_salt.filter(|_| with_salt).map(|salt| vec!["cache_salt", salt]);
-        adapter.into_iter().chain(salt).collect()
-    }
-
-    fn pickle(&self, out: &mut Vec<u8>, with_salt: bool) {
-        let items = self.items(with_salt);
-        if items.is_empty() {
-            return pickle::none(out);
-        }
-        for item in &items {
-            item.iter().for_each(|text| pickle::text(out, text));
-            if item.len() > 1 {
-                pickle::end_tuple(out, item.len());
-            }
-        }
-        pickle::end_tuple(out, items.len());
-    }
-
-    fn cbor(&self, out: &mut Vec<u8>, with_salt: bool) {
-        let items = self.items(with_salt);
-        if items.is_empty() {
-            return out.push(cbor::NULL);
-        }
-        cbor::array(out, items.len());
-        for item in &items {
-            if item.len() > 1 {
-                cbor::array(out, item.len());
-            }
-            item.iter().for_each(|text| cbor::text(out, text));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -284,16 +222,5 @@ mod tests {
             HashScheme::vllm_sha256(16, "0", extra).unwrap_err(),
             HashSchemeError::ExtraKeysTooLong(MAX_EXTRA_KEY_BYTES + 1)
         );
-    }
-
-    #[test]
-    fn extra_keys_are_pickled_as_python_does() {
-        // pickle.dumps((("lora", "n", "/p"), ("cache_salt", "t1")), 5) without header and STOP, from CPython.
-        let expected = b"\x8c\x04lora\x94\x8c\x01n\x94\x8c\x02/p\x94\x87\x94\x8c\x0acache_salt\x94\x8c\x02t1\x94\x86\x94\x86\x94";
-        let adapter = Some(VllmLoraAdapter { name: "n", path: Some("/p") });
-        let extra = VllmExtraKeys { adapter, cache_salt: Some("t1") };
-        let mut out = Vec::new();
-        extra.pickle(&mut out, true);
-        assert_eq!(out, expected);
     }
 }

@@ -4,8 +4,8 @@
 //! hashes for one prompt under one [`HashScheme`]. It can be stored and extended: a follow-up turn of a conversation costs only its new
 //! blocks.
 //!
-//! Only full blocks have a hash. Blocks whose content depends on more than tokens, adapter and salt (images, prompt embeddings) are not
-//! supported: take their hashes from the engine's events.
+//! Only full blocks have a hash. vLLM's blocks with tokens of images, recordings and videos need the engine's hash of these
+//! ([`HashScheme::with_media`]). Media of SGLang and prompt embeddings are not supported: take their hashes from the engine's events.
 
 mod block;
 mod cbor;
@@ -13,10 +13,12 @@ mod hash_chain;
 mod hash_scheme;
 mod pickle;
 mod python;
+mod vllm_extra_keys;
 
 pub use block::{BlockDigest, HashedBlock};
 pub use hash_chain::BlockHashChain;
 pub use hash_scheme::{
     DEFAULT_VLLM_SEED, HashScheme, HashSchemeError, LMCACHE_CHUNK_TOKENS, MAX_BLOCK_TOKENS,
-    MAX_EXTRA_KEY_BYTES, SglangNamespace, VllmExtraKeys, VllmLoraAdapter,
+    MAX_EXTRA_KEY_BYTES, SglangNamespace,
 };
+pub use vllm_extra_keys::{VllmExtraKeys, VllmLoraAdapter, VllmMediaItem};

@@ -10,6 +10,7 @@ const SHORT_BYTES: u8 = 0x43;
 const SHORT_TEXT: u8 = 0x8c;
 const TEXT: u8 = b'X';
 const MEMOIZE: u8 = 0x94;
+const REFERENCE: u8 = b'h';
 const NONE: u8 = b'N';
 const MARK: u8 = b'(';
 const EMPTY_TUPLE: u8 = b')';
@@ -52,6 +53,26 @@ pub(crate) fn text(out: &mut Vec<u8>, content: &str) {
     }
     out.extend_from_slice(content.as_bytes());
     out.push(MEMOIZE);
+}
+
+/// Writes a reference to a value that was memoized as number `index`.
+pub(crate) fn reference(out: &mut Vec<u8>, index: u8) {
+    out.extend_from_slice(&[REFERENCE, index]);
+}
+
+/// Writes a number of up to 32 bits.
+pub(crate) fn signed(out: &mut Vec<u8>, number: i32) {
+    match (u8::try_from(number), u16::try_from(number)) {
+        (Ok(byte), _) => out.extend_from_slice(&[b'K', byte]),
+        (_, Ok(short)) => {
+            out.push(b'M');
+            out.extend_from_slice(&short.to_le_bytes());
+        }
+        _ => {
+            out.push(b'J');
+            out.extend_from_slice(&number.to_le_bytes());
+        }
+    }
 }
 
 /// Writes the value `None`.

@@ -31,4 +31,4 @@ pub(crate) use request_counters::RequestTotals;
 pub(crate) use shared_queue::SharedQueueMetrics;
 pub(crate) use silence::RedispatchReason;
 pub(crate) use spans::{AttemptTrace, DecidedRoute, LegSpan, RequestDescription, RequestSpan};
-pub(crate) use tokenize::{TokenSource, TokenizeMetrics};
+pub(crate) use tokenize::{MediaQueryResult, TokenSource, TokenizeMetrics};

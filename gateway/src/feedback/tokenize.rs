@@ -35,6 +35,37 @@ impl TokenSource {
     }
 }
 
+/// Result of a query for the tokens of an image, a recording or a video.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum MediaQueryResult {
+    /// The tokens of later prompts with it are exact.
+    Learned,
+    /// The engine did not return tokens that fit to those of the chat template.
+    Failed,
+    /// Not sent, for lack of memory, or of an engine that is able to.
+    Dropped,
+}
+
+impl MediaQueryResult {
+    fn as_str(self) -> &'static str {
+        match self {
+            MediaQueryResult::Learned => "learned",
+            MediaQueryResult::Failed => "failed",
+            MediaQueryResult::Dropped => "dropped",
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct MediaLabels {
+    tokens: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct MediaQueryLabels {
+    result: &'static str,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct TokenSourceLabels {
     by: &'static str,
@@ -45,6 +76,8 @@ struct TokenSourceLabels {
 pub(crate) struct TokenizeMetrics {
     prompts: Family<TokenSourceLabels, Counter>,
     engine_wait: Histogram,
+    media: Family<MediaLabels, Counter>,
+    media_queries: Family<MediaQueryLabels, Counter>,
 }
 
 impl TokenizeMetrics {
@@ -60,12 +93,38 @@ impl TokenizeMetrics {
                 "Time that requests waited for an engine to tokenize their prompt, successfully or not",
                 Histogram::new(BUCKETS),
             ),
+            media: registry.register(
+                "moongate_prompt_media_total",
+                "Images, recordings and videos of requests with a prediction, by their tokens: `exact` (as an engine returned them) or `estimated`",
+                Family::default(),
+            ),
+            media_queries: registry.register(
+                "moongate_media_queries_total",
+                "Queries for the tokens of an image, recording or video, by result: `learned`, `failed` or `dropped` (not sent; a later request with it repeats the query)",
+                Family::default(),
+            ),
         }
     }
 
     /// Gives every family a sample.
     pub(super) fn init_all_series(&self) {
         self.prompts.get_or_create(&TokenSourceLabels { by: "" }).inc_by(0);
+        self.media.get_or_create(&MediaLabels { tokens: "" }).inc_by(0);
+        self.media_queries.get_or_create(&MediaQueryLabels { result: "" }).inc_by(0);
+    }
+
+    /// A request with a prediction has media.
+    pub(crate) fn record_media(&self, exact: u32, estimated: u32) {
+        for (tokens, count) in [("exact", exact), ("estimated", estimated)] {
+            if count > 0 {
+                self.media.get_or_create(&MediaLabels { tokens }).inc_by(count.into());
+            }
+        }
+    }
+
+    /// A query for the tokens of one medium has ended.
+    pub(crate) fn record_media_query(&self, result: MediaQueryResult) {
+        self.media_queries.get_or_create(&MediaQueryLabels { result: result.as_str() }).inc();
     }
 
     /// The tokens of a prompt are known.

@@ -256,6 +256,7 @@ async fn predict(
                 request.input_tokens = predicted.input_tokens.max(1);
             }
             gateway.metrics.tokenize.record_prompt(predicted.tokenized_by);
+            gateway.metrics.tokenize.record_media(predicted.media.exact, predicted.media.estimated);
             routed.prompt_prediction = Some(predicted);
             gateway.metrics.record_prediction(end - start);
         }
@@ -273,12 +274,7 @@ pub(super) async fn predict_hits(
 ) -> Result<PromptPrediction, PredictionError> {
     let request = routed.request.as_ref().ok_or(PredictionError::NotSinglePrompt)?;
     let fleet = gateway.dispatcher.fleet.current();
-    let prompt = RequestPrompt {
-        api: routed.api,
-        model: request.model,
-        fields: &routed.routing,
-        body: &routed.body,
-        estimated_tokens: request.input_tokens,
-    };
+    let prompt =
+        RequestPrompt { api: routed.api, model: request.model, fields: &routed.routing, body: &routed.body };
     gateway.predictor.predict(&fleet, prompt).await
 }

@@ -66,13 +66,8 @@ async fn tokens(gateway: &GatewayContext, api: InferenceApi, request: Request) -
     let fleet = gateway.dispatcher.fleet.current();
     let tokens = match &routed.request {
         Some(request) => {
-            let prompt = RequestPrompt {
-                api,
-                model: request.model,
-                fields: &routed.routing,
-                body: &routed.body,
-                estimated_tokens: request.input_tokens,
-            };
+            let prompt =
+                RequestPrompt { api, model: request.model, fields: &routed.routing, body: &routed.body };
             gateway.predictor.tokens(&fleet, prompt).await
         }
         None => Err(PredictionError::InsufficientCacheInfo),

@@ -6,7 +6,9 @@
 
 mod feeds;
 mod hybrid_hits;
-mod media_tokens;
+mod media;
+#[cfg(test)]
+mod media_tests;
 mod models;
 mod prediction_query;
 mod predictor;
@@ -21,6 +23,7 @@ mod stored_blocks;
 mod tokenize;
 
 pub(crate) use feeds::{FeedStarter, StoreView, StoreViewStatus, run_feeds};
+pub(crate) use media::{MediaQueryRunner, MediaTokenCache};
 pub(crate) use models::ModelTokenizers;
 pub(crate) use predictor::{CacheHitPredictor, PromptPrediction};
 pub(crate) use prompt_tokens::{PredictionError, RequestPrompt};

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use moongate_block_hash::HashedBlock;
 use moongate_discovery::EngineKind;
 
+use super::media::{MediaCounts, MediaLookup};
 use super::prompt_tokens::{PredictionError, PromptTokens, SharedPromptBlocks, TokenizerChoice};
 use super::reuse_limit::ReuseLimits;
 use crate::feedback::TokenSource;
@@ -20,8 +21,8 @@ pub(super) struct PredictionQuery {
     /// Each with its source of tokens.
     pub(super) groups: Vec<(Arc<EngineGroup>, TokenizerChoice)>,
     pub(super) limits: ReuseLimits,
-    /// Estimated length of the prompt, if its tokens cannot be counted.
-    pub(super) estimated_tokens: u32,
+    /// For the images and other media of a chat; `None` if it has none.
+    pub(super) media: Option<MediaLookup>,
 }
 
 /// The prompts with their blocks under every keyspace.
@@ -30,6 +31,7 @@ pub(super) struct HashedQuery {
     pub(super) input_tokens: u32,
     /// Whether that is an estimate, and only the beginning of the prompt was hashed.
     pub(super) is_incomplete: bool,
+    pub(super) media: MediaCounts,
     pub(super) tokenized_by: TokenSource,
     pub(super) groups: Vec<HashedGroup>,
 }
@@ -61,19 +63,21 @@ impl PredictionQuery {
     pub(super) fn hash(self) -> Result<HashedQuery, PredictionError> {
         let extras = BlockExtraKeys::read(&self.body);
         let (mut input_tokens, mut tokenized_by, mut is_incomplete) = (0, TokenSource::Client, false);
+        let mut media = MediaCounts::default();
         let mut tokens_by_engine: Vec<(EngineKind, Vec<PromptTokens>)> = Vec::new();
         let mut hashed = Vec::with_capacity(self.groups.len());
         for (group, tokenizer) in self.groups {
             let Some(schemes) = group.keyspace.schemes(&extras) else { continue };
             if !tokens_by_engine.iter().any(|(engine, _)| *engine == group.engine) {
-                let prompts = PromptTokens::of(self.api, &self.body, tokenizer, &group)?;
+                let prompts = PromptTokens::of(self.api, &self.body, tokenizer, &group, self.media.as_ref())?;
                 tokens_by_engine.push((group.engine, prompts));
             }
             let Some((_, prompts)) = tokens_by_engine.iter().find(|(engine, _)| *engine == group.engine)
             else {
                 continue;
             };
-            input_tokens = prompts.iter().map(PromptTokens::len).sum();
+            input_tokens = prompts.iter().map(PromptTokens::expected_len).sum();
+            media = prompts.first().map_or(media, PromptTokens::media);
             is_incomplete |= prompts.iter().any(PromptTokens::is_incomplete);
             tokenized_by = prompts.first().map_or(TokenSource::Client, PromptTokens::tokenized_by);
             let limit = self.limits.for_engine(group.engine).unwrap_or(usize::MAX);
@@ -84,11 +88,8 @@ impl PredictionQuery {
         if hashed.is_empty() {
             Err(PredictionError::InsufficientCacheInfo)
         } else {
-            let mut input_tokens = u32::try_from(input_tokens).unwrap_or(u32::MAX);
-            if is_incomplete {
-                input_tokens = input_tokens.saturating_add(1).max(self.estimated_tokens);
-            }
-            Ok(HashedQuery { input_tokens, is_incomplete, tokenized_by, groups: hashed })
+            let input_tokens = u32::try_from(input_tokens).unwrap_or(u32::MAX);
+            Ok(HashedQuery { input_tokens, is_incomplete, media, tokenized_by, groups: hashed })
         }
     }
 }

@@ -8,7 +8,7 @@ use moongate_tokenize::PromptError;
 
 use super::feeds::{StoreView, StoreViewStatus};
 use super::hybrid_hits::HybridHits;
-use super::media_tokens;
+use super::media::{self, MediaCounts, MediaLookup, MediaTokenCache};
 use super::models::ModelTokenizers;
 use super::prediction_query::{HashedGroup, HashedPrompt, HashedQuery, KeyedBlocks, PredictionQuery};
 use super::prompt_tokens::{PredictionError, PromptTokens, RequestPrompt, TokenizerChoice};
@@ -36,7 +36,8 @@ const BYTES_PER_VALUE: usize = 200;
 pub(crate) struct CacheHitPredictor {
     index: Arc<KvIndex>,
     models: Arc<ModelTokenizers>,
-    engines: EngineTokenizer,
+    engines: Arc<EngineTokenizer>,
+    media: Arc<MediaTokenCache>,
     store: Option<Arc<StoreView>>,
     /// Budget for long prompts that are being tokenized.
     memory: Arc<MemoryBudget>,
@@ -48,6 +49,7 @@ pub(crate) struct PromptPrediction {
     /// Number of prompt tokens, of all prompts of a batch: exact unless only the beginning is known.
     pub(crate) input_tokens: u32,
     pub(crate) tokenized_by: TokenSource,
+    pub(crate) media: MediaCounts,
     /// By the engine's slot in the index.
     by_slot: Vec<EngineHitsInGroup>,
     /// By group: locations of the prompt's blocks in the store.
@@ -62,7 +64,7 @@ pub(crate) struct PromptPrediction {
     is_hybrid: bool,
     /// Whether the request has several prompts. The hits are then sums, and there are no blocks.
     is_batch: bool,
-    /// Whether the hits are those of the text before an image or other media, and the length is an estimate.
+    /// Whether the hits are those before an image or other medium whose tokens are unknown, and the length is an estimate.
     is_incomplete: bool,
 }
 
@@ -85,11 +87,12 @@ impl CacheHitPredictor {
     pub(crate) fn new(
         index: Arc<KvIndex>,
         models: Arc<ModelTokenizers>,
-        engines: EngineTokenizer,
+        engines: Arc<EngineTokenizer>,
+        media: Arc<MediaTokenCache>,
         store: Option<Arc<StoreView>>,
         memory: Arc<MemoryBudget>,
     ) -> Self {
-        Self { index, models, engines, store, memory }
+        Self { index, models, engines, media, store, memory }
     }
 
     /// Status of the store view; `None` without a store.
@@ -99,7 +102,20 @@ impl CacheHitPredictor {
 
     /// Estimated tokens of the images, audio and video of a request for a model.
     pub(crate) fn media_tokens(&self, model: &str, parts: &MediaParts) -> u64 {
-        media_tokens::estimate(parts, self.models.image_rule(model))
+        media::estimate(parts, self.models.image_rule(model))
+    }
+
+    /// For the images, audio and video of a request; `None` if it has none.
+    fn media_lookup(&self, fleet: &FleetSnapshot, prompt: RequestPrompt<'_>) -> Option<MediaLookup> {
+        let parts = MediaParts::clone(prompt.fields.media.as_ref()?);
+        let model = fleet.model_name(prompt.model)?.clone();
+        Some(MediaLookup {
+            cache: self.media.clone(),
+            may_query: self.engines.may_render_media(fleet, prompt.model),
+            rule: self.models.image_rule(&model),
+            model,
+            parts,
+        })
     }
 
     /// Predicts the hits of each engine that serves the prompt's model.
@@ -108,7 +124,7 @@ impl CacheHitPredictor {
         fleet: &FleetSnapshot,
         prompt: RequestPrompt<'_>,
     ) -> Result<PromptPrediction, PredictionError> {
-        let RequestPrompt { api, model, fields, body, estimated_tokens } = prompt;
+        let RequestPrompt { api, model, fields, body } = prompt;
         let groups = fleet.groups(model);
         if groups.is_empty() {
             return Err(PredictionError::InsufficientCacheInfo);
@@ -122,8 +138,8 @@ impl CacheHitPredictor {
             return Err(error);
         }
         let limits = ReuseLimits::read(api, fields, body);
-        let hashed =
-            self.hash(PredictionQuery { api, body: body.clone(), groups, limits, estimated_tokens }).await?;
+        let media = self.media_lookup(fleet, prompt);
+        let hashed = self.hash(PredictionQuery { api, body: body.clone(), groups, limits, media }).await?;
         Ok(self.look_up(fleet, &hashed).await)
     }
 
@@ -145,9 +161,14 @@ impl CacheHitPredictor {
 
     /// Finds what each engine has of the prompts.
     async fn look_up(&self, fleet: &FleetSnapshot, hashed: &HashedQuery) -> PromptPrediction {
-        let HashedQuery { input_tokens, is_incomplete, tokenized_by, ref groups } = *hashed;
-        let mut predicted =
-            PromptPrediction { input_tokens, is_incomplete, tokenized_by, ..PromptPrediction::default() };
+        let HashedQuery { input_tokens, is_incomplete, media, tokenized_by, ref groups } = *hashed;
+        let mut predicted = PromptPrediction {
+            input_tokens,
+            is_incomplete,
+            media,
+            tokenized_by,
+            ..PromptPrediction::default()
+        };
         let mut lookups = TierLookups::default();
         for (position, HashedGroup { group, prompts }) in groups.iter().enumerate() {
             let [prompt] = prompts.as_slice() else {
@@ -224,6 +245,7 @@ impl CacheHitPredictor {
         prompt: RequestPrompt<'_>,
     ) -> Result<Vec<(&'static str, Vec<u32>)>, PredictionError> {
         let groups = self.tokenizers(fleet, prompt, |_| true).await;
+        let media = self.media_lookup(fleet, prompt);
         let (api, body, memory) = (prompt.api, prompt.body.clone(), self.memory.clone());
         let make = move || {
             let _reserved =
@@ -232,7 +254,7 @@ impl CacheHitPredictor {
             for (group, tokenizer) in groups {
                 let name = group.engine.as_str();
                 if !tokens_by_engine.iter().any(|(engine, _)| *engine == name) {
-                    let prompts = PromptTokens::of(api, &body, tokenizer, &group)?;
+                    let prompts = PromptTokens::of(api, &body, tokenizer, &group, media.as_ref())?;
                     let [prompt] = prompts.as_slice() else { return Err(PredictionError::NotSinglePrompt) };
                     if prompt.is_incomplete() {
                         return Err(PredictionError::Prompt(PromptError::Multimodal("media".to_owned())));

@@ -11,6 +11,7 @@ use moongate_scheduler::ModelIndex;
 use moongate_scheduler::index::EngineCacheTier;
 use serde_json::{Value, json};
 
+use super::media::{MediaQueries, MediaQueryRunner, MediaTokenCache};
 use super::models::ModelTokenizers;
 use super::prediction_query::PredictionQuery;
 use super::predictor::{CacheHitPredictor, PromptPrediction};
@@ -18,26 +19,28 @@ use super::prompt_tokens::{PredictionError, RequestPrompt, TokenizerChoice};
 use super::reuse_limit::ReuseLimits;
 use super::tokenize::EngineTokenizer;
 use crate::feedback::GatewayMetrics;
-use crate::fleet::FleetSnapshot;
+use crate::fleet::{FleetReader, FleetSnapshot};
 use crate::kv_index::KvIndex;
 use crate::memory::MemoryBudget;
 use crate::request_body::{InferenceApi, RoutingFields};
 use crate::test_fleet;
 
 /// Tokens per block.
-const PAGE: u32 = 16;
-/// Estimated length of a prompt with images.
-const ESTIMATED: u32 = 700;
+pub(super) const PAGE: u32 = 16;
 
 /// One engine, whose cache the test fills.
-struct OneEngine {
-    fleet: FleetSnapshot,
-    index: Arc<KvIndex>,
-    models: Arc<ModelTokenizers>,
-    predictor: CacheHitPredictor,
+pub(super) struct OneEngine {
+    pub(super) fleet: Arc<FleetSnapshot>,
+    pub(super) reader: FleetReader,
+    pub(super) index: Arc<KvIndex>,
+    pub(super) models: Arc<ModelTokenizers>,
+    pub(super) media: Arc<MediaTokenCache>,
+    /// Sends the cache's queries.
+    pub(super) runner: Option<(MediaQueryRunner, MediaQueries)>,
+    pub(super) predictor: CacheHitPredictor,
 }
 
-fn instance(engine: EngineKind) -> Arc<EngineInstance> {
+fn instance(engine: EngineKind, url: Option<String>) -> Arc<EngineInstance> {
     let hashing = match engine {
         EngineKind::Vllm => {
             EngineBlockHashing::Vllm { algorithm: VllmHashAlgorithm::Sha256Cbor, seed: "0".to_owned() }
@@ -52,23 +55,37 @@ fn instance(engine: EngineKind) -> Arc<EngineInstance> {
         events: Some(Vec::new()),
         ..EngineFacts::unreported(engine)
     };
-    test_fleet::with_facts("e", EngineRole::Plain, facts)
+    let instance = test_fleet::with_facts("e", EngineRole::Plain, facts);
+    let url = url.unwrap_or_else(|| instance.url.clone());
+    Arc::new(EngineInstance { url, ..EngineInstance::clone(&instance) })
 }
 
 impl OneEngine {
-    fn new(engine: EngineKind) -> Self {
+    pub(super) fn new(engine: EngineKind) -> Self {
+        Self::at(engine, None)
+    }
+
+    /// An engine at this URL, which is queried for tokens.
+    pub(super) fn at(engine: EngineKind, url: Option<String>) -> Self {
         let index = KvIndex::new(1000);
-        let fleet = test_fleet::snapshot(vec![instance(engine)], &FleetSnapshot::default(), &index);
+        let limit = if url.is_some() { Duration::from_secs(5) } else { Duration::ZERO };
+        let fleet = test_fleet::snapshot(vec![instance(engine, url)], &FleetSnapshot::default(), &index);
         let tokenize = GatewayMetrics::new(None).tokenize;
+        let memory = MemoryBudget::new("--prompt-memory", 1 << 20);
+        let (media, queries) = MediaTokenCache::new(1 << 20, memory.clone(), tokenize.clone());
         let models = Arc::new(ModelTokenizers::new(Vec::new(), 1 << 20));
-        let predictor = CacheHitPredictor::new(
-            index.clone(),
-            models.clone(),
-            EngineTokenizer::new(Duration::ZERO, None, 0, tokenize),
-            None,
-            MemoryBudget::new("--prompt-memory", 1 << 20),
-        );
-        Self { fleet, index, models, predictor }
+        let engines = Arc::new(EngineTokenizer::new(limit, None, 0, tokenize.clone()));
+        let runner = MediaQueryRunner {
+            cache: media.clone(),
+            models: models.clone(),
+            engines: engines.clone(),
+            metrics: tokenize,
+        };
+        let runner = Some((runner, queries));
+        let predictor =
+            CacheHitPredictor::new(index.clone(), models.clone(), engines, media.clone(), None, memory);
+        let reader = FleetReader::fixed(fleet);
+        Self { fleet: reader.current(), reader, index, models, media, runner, predictor }
     }
 
     fn api(body: &Value) -> InferenceApi {
@@ -88,7 +105,7 @@ impl OneEngine {
             body: Bytes::from(json!({ "prompt": tokens }).to_string()),
             groups: groups.iter().map(|group| (group.clone(), unavailable.clone())).collect(),
             limits: ReuseLimits::default(),
-            estimated_tokens: 0,
+            media: None,
         };
         let slot = groups[0].engines[0].slot;
         for prompt in query.hash().unwrap().groups.iter().flat_map(|group| &group.prompts) {
@@ -97,21 +114,15 @@ impl OneEngine {
         }
     }
 
-    async fn predict(&self, body: &Value) -> Result<PromptPrediction, PredictionError> {
+    pub(super) async fn predict(&self, body: &Value) -> Result<PromptPrediction, PredictionError> {
         let (api, body) = (Self::api(body), Bytes::from(body.to_string()));
         let fields = RoutingFields::read(api, &body).unwrap();
-        let prompt = RequestPrompt {
-            api,
-            model: ModelIndex(0),
-            fields: &fields,
-            body: &body,
-            estimated_tokens: ESTIMATED,
-        };
+        let prompt = RequestPrompt { api, model: ModelIndex(0), fields: &fields, body: &body };
         self.predictor.predict(&self.fleet, prompt).await
     }
 
     /// Tokens of the prompts, and how many of them are cached.
-    async fn hits(&self, body: &Value) -> (u32, u32) {
+    pub(super) async fn hits(&self, body: &Value) -> (u32, u32) {
         let predicted = self.predict(body).await.unwrap();
         (predicted.input_tokens, predicted.hits(&self.fleet.members[0]).total())
     }
@@ -165,39 +176,4 @@ async fn only_the_tokens_that_vllm_keeps_count() {
     let sglang = OneEngine::new(EngineKind::Sglang);
     sglang.compute(&tokens(0, 65));
     assert_eq!(sglang.hits(&body(64)).await, (80, 64), "SGLang ignores the member");
-}
-
-#[tokio::test]
-async fn text_before_an_image_is_predicted() {
-    let folder = tempfile::tempdir().unwrap();
-    let small = concat!(env!("CARGO_MANIFEST_DIR"), "/tokenize/tests/data/small/tokenizer.json");
-    std::fs::copy(small, folder.path().join("tokenizer.json")).unwrap();
-    let template = "{% for message in messages %}{{ message.role }}:{% for part in message.content %}\
-        {{ part.text if part.type == 'text' else '<image>' }}{% endfor %}{% endfor %}";
-    let config = json!({ "chat_template": template }).to_string();
-    std::fs::write(folder.path().join("tokenizer_config.json"), config).unwrap();
-    let world = OneEngine::new(EngineKind::Vllm);
-    let mut facts = world.fleet.members[0].facts().unwrap().clone();
-    facts.tokenizer = Some(folder.path().to_str().unwrap().to_owned());
-    let task = world.models.claim("m", &facts).unwrap();
-    world.models.load(&task);
-
-    let image = json!({ "type": "image_url", "image_url": { "url": "https://host/a.png" } });
-    let chat = |system: &str| {
-        json!({ "messages": [{ "role": "system", "content": [{ "type": "text", "text": system }] },
-            { "role": "user", "content": [{ "type": "text", "text": "What?" }, image] }] })
-    };
-    let long = chat(&"Some words of a system message. ".repeat(20));
-    let leading = world.predict(&long).await.unwrap();
-    assert_eq!((leading.input_tokens, leading.hits(&world.fleet.members[0]).total()), (ESTIMATED, 0));
-    let pages = leading.for_fleet(&world.fleet).pages;
-    let slot = world.fleet.groups(ModelIndex(0))[0].engines[0].slot;
-    world.index.update(|blocks| blocks.add_engine_blocks(slot, EngineCacheTier::L1, &pages));
-    let again = world.predict(&long).await.unwrap();
-    assert_eq!(again.hits(&world.fleet.members[0]).total(), u32::try_from(pages.len()).unwrap() * PAGE);
-    assert!(
-        again.expected_hits(&world.fleet.members[0]).is_none(),
-        "the engine may have cached the image too"
-    );
-    assert!(matches!(world.predict(&chat("")).await, Err(PredictionError::Prompt(_))), "less than a block");
 }

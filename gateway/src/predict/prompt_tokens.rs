@@ -9,6 +9,7 @@ use moongate_discovery::EngineKind;
 use moongate_scheduler::ModelIndex;
 use moongate_tokenize::{PromptError, PromptTruncation, TemplateTime, TextBody, TextPrompt, TokenizedPrompt};
 
+use super::media::{MediaCounts, MediaLookup, MediaPrompt};
 use super::models::BlockTokenizer;
 use super::tokenize::{EngineTokenizeError, EngineTokens};
 use crate::feedback::TokenSource;
@@ -27,8 +28,6 @@ pub(crate) struct RequestPrompt<'a> {
     /// Parsed members of the body.
     pub(crate) fields: &'a RoutingFields<'a>,
     pub(crate) body: &'a Bytes,
-    /// Estimated length of the prompt, if its tokens cannot be counted.
-    pub(crate) estimated_tokens: u32,
 }
 
 /// Cached with a conversation: the blocks of its last prompt.
@@ -96,8 +95,8 @@ pub(super) enum PromptTokens {
     Client(Vec<u32>),
     Engine(EngineTokens),
     Local(TokenizedPrompt<SharedPromptBlocks>, Arc<BlockTokenizer>),
-    /// Those before the first image, recording or video.
-    BeforeMedia(TokenizedPrompt<SharedPromptBlocks>, Arc<BlockTokenizer>),
+    /// A chat with images, recordings or videos.
+    WithMedia(Box<MediaPrompt>),
 }
 
 impl PromptTokens {
@@ -107,9 +106,10 @@ impl PromptTokens {
         body: &[u8],
         tokenizer: TokenizerChoice,
         group: &EngineGroup,
+        media: Option<&MediaLookup>,
     ) -> Result<Vec<Self>, PredictionError> {
         match api {
-            InferenceApi::Chat => Ok(vec![Self::of_chat(body, tokenizer, group)?]),
+            InferenceApi::Chat => Ok(vec![Self::of_chat(body, tokenizer, group, media)?]),
             InferenceApi::Completions | InferenceApi::Generate => Self::of_texts(body, &tokenizer, group),
             InferenceApi::Other => Err(PredictionError::NotSinglePrompt),
         }
@@ -119,31 +119,30 @@ impl PromptTokens {
         body: &[u8],
         tokenizer: TokenizerChoice,
         group: &EngineGroup,
+        media: Option<&MediaLookup>,
     ) -> Result<Self, PredictionError> {
         let model = match tokenizer {
             TokenizerChoice::Local(model) => model,
             TokenizerChoice::Engine(tokens) => return Ok(Self::Engine(tokens)),
             TokenizerChoice::Unavailable(error) => return Err(error),
         };
-        Self::of_local_chat(body, model, group).map_err(PredictionError::Prompt)
+        Self::of_local_chat(body, model, group, media).map_err(PredictionError::Prompt)
     }
 
     fn of_local_chat(
         body: &[u8],
         model: Arc<BlockTokenizer>,
         group: &EngineGroup,
+        media: Option<&MediaLookup>,
     ) -> Result<Self, PromptError> {
         let chat = model.read_chat(body)?;
         let truncation = chat.truncation()?;
         match model.tokenize_chat(&chat, now()) {
             Ok(prompt) => Ok(Self::Local(truncated(prompt, truncation, group)?, model)),
             Err(PromptError::Multimodal(part)) if truncation.is_none() => {
-                let prompt = model.tokenize_chat_before_media(&chat, now())?;
-                // A prediction without a block would only hide that there is none.
-                if prompt.ids().len() <= group.keyspace.page_tokens() as usize {
-                    return Err(PromptError::Multimodal(part));
-                }
-                Ok(Self::BeforeMedia(prompt, model))
+                let media = media.ok_or(PromptError::Multimodal(part))?;
+                let prompt = MediaPrompt::of_chat(&chat, body, model, group.engine, media, now())?;
+                Ok(Self::WithMedia(Box::new(prompt)))
             }
             Err(error) => Err(error),
         }
@@ -188,27 +187,45 @@ impl PromptTokens {
         match self {
             PromptTokens::Client(ids) => ids.len(),
             PromptTokens::Engine(tokens) => tokens.ids.len(),
-            PromptTokens::Local(prompt, _) | PromptTokens::BeforeMedia(prompt, _) => prompt.ids().len(),
+            PromptTokens::Local(prompt, _) => prompt.ids().len(),
+            PromptTokens::WithMedia(prompt) => prompt.ids().len(),
+        }
+    }
+
+    /// Length of the complete prompt: an estimate if it is incomplete.
+    pub(super) fn expected_len(&self) -> usize {
+        match self {
+            PromptTokens::WithMedia(prompt) => prompt.expected_len(),
+            _ => self.len(),
+        }
+    }
+
+    /// Images, recordings and videos, by what is known of their tokens.
+    pub(super) fn media(&self) -> MediaCounts {
+        match self {
+            PromptTokens::WithMedia(prompt) => prompt.counts(),
+            _ => MediaCounts::default(),
         }
     }
 
     /// Whether the prompt has further tokens.
     pub(super) fn is_incomplete(&self) -> bool {
-        matches!(self, PromptTokens::BeforeMedia(..))
+        matches!(self, PromptTokens::WithMedia(prompt) if prompt.is_incomplete())
     }
 
     pub(super) fn to_vec(&self) -> Vec<u32> {
         match self {
             PromptTokens::Client(ids) => ids.clone(),
             PromptTokens::Engine(tokens) => tokens.ids.to_vec(),
-            PromptTokens::Local(prompt, _) | PromptTokens::BeforeMedia(prompt, _) => prompt.ids().to_vec(),
+            PromptTokens::Local(prompt, _) => prompt.ids().to_vec(),
+            PromptTokens::WithMedia(prompt) => prompt.ids().to_vec(),
         }
     }
 
     pub(super) fn tokenized_by(&self) -> TokenSource {
         match self {
             PromptTokens::Client(_) => TokenSource::Client,
-            PromptTokens::Local(..) | PromptTokens::BeforeMedia(..) => TokenSource::Gateway,
+            PromptTokens::Local(..) | PromptTokens::WithMedia(_) => TokenSource::Gateway,
             PromptTokens::Engine(EngineTokens { from_cache: true, .. }) => TokenSource::EngineCache,
             PromptTokens::Engine(_) => TokenSource::Engine,
         }
@@ -224,7 +241,8 @@ impl PromptTokens {
         let (prompt, model) = match self {
             PromptTokens::Client(ids) => return CachedPromptBlocks::of(ids, keyspace, scheme),
             PromptTokens::Engine(tokens) => return CachedPromptBlocks::of(&tokens.ids, keyspace, scheme),
-            PromptTokens::Local(prompt, model) | PromptTokens::BeforeMedia(prompt, model) => (prompt, model),
+            PromptTokens::WithMedia(prompt) => return prompt.blocks(keyspace, scheme, is_plain),
+            PromptTokens::Local(prompt, model) => (prompt, model),
         };
         // A salt changes all hashes, and the cached ones were computed without one.
         let (mut blocks, rest) =
@@ -256,10 +274,16 @@ fn common(
 }
 
 impl CachedPromptBlocks {
-    fn of(ids: &[u32], keyspace: &BlockKeyspace, scheme: HashScheme) -> SharedPromptBlocks {
+    pub(super) fn of(ids: &[u32], keyspace: &BlockKeyspace, scheme: HashScheme) -> SharedPromptBlocks {
         let mut blocks = Vec::new();
         BlockHashChain::new(scheme).extend(ids, &mut blocks);
         Arc::new(Self { keyspace: keyspace.clone(), blocks })
+    }
+
+    /// The first `count` blocks of a prompt.
+    pub(super) fn first(all: &Self, count: usize) -> Self {
+        let blocks = all.blocks[..count.min(all.blocks.len())].to_vec();
+        Self { keyspace: all.keyspace.clone(), blocks }
     }
 
     /// The blocks in prompt order.

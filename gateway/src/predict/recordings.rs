@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use moongate_block_hash::VllmMediaItem;
 use moongate_discovery::{EngineBlockHashing, EngineFacts, EngineKind, LoraAdapterFacts, VllmHashAlgorithm};
 use moongate_scheduler::index::IndexLookup;
 use serde::Deserialize;
@@ -16,8 +17,19 @@ use crate::kv_index::{BlockExtraKeys, BlockKeyspace, EngineSlotGuard, EngineSlot
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum RecordedStep {
-    Prompt { model: String, prompt: Vec<u32>, cached: u32 },
+    Prompt(RecordedPrompt),
     Events { events: String },
+}
+
+#[derive(Deserialize)]
+struct RecordedPrompt {
+    model: String,
+    prompt: Vec<u32>,
+    cached: u32,
+    salt: Option<String>,
+    /// The engine's hash, the first token and the length of each image.
+    #[serde(default)]
+    media: Vec<(String, u32, u32)>,
 }
 
 /// Shares of all prompt tokens.
@@ -68,12 +80,12 @@ fn replay_with_status(recording: &str, facts: &EngineFacts) -> (Accuracy, HashRu
             RecordedStep::Events { events } => {
                 assert_eq!(applier.apply(&bytes(&events)).unwrap().undecodable, 0);
             }
-            RecordedStep::Prompt { model, prompt, cached } => {
-                let length = u32::try_from(prompt.len()).unwrap();
-                let keyspace = base.for_adapter(&model, facts).unwrap_or_else(|| base.clone());
-                let predicted = predict(&index, engine, &keyspace, prompt);
-                (tokens, found) = (tokens + length, found + cached);
-                wrong += predicted.abs_diff(cached);
+            RecordedStep::Prompt(prompt) => {
+                let length = u32::try_from(prompt.prompt.len()).unwrap();
+                let keyspace = base.for_adapter(&prompt.model, facts).unwrap_or_else(|| base.clone());
+                let predicted = predict(&index, engine, &keyspace, &prompt);
+                (tokens, found) = (tokens + length, found + prompt.cached);
+                wrong += predicted.abs_diff(prompt.cached);
             }
         }
     }
@@ -85,11 +97,21 @@ fn predict(
     index: &Arc<KvIndex>,
     engine: &EngineSlotGuard,
     keyspace: &BlockKeyspace,
-    prompt: Vec<u32>,
+    recorded: &RecordedPrompt,
 ) -> u32 {
-    let length = u32::try_from(prompt.len()).unwrap();
-    let scheme = keyspace.schemes(&BlockExtraKeys::default()).unwrap().events;
-    let blocks = PromptTokens::Client(prompt).blocks(keyspace, scheme, true);
+    let length = u32::try_from(recorded.prompt.len()).unwrap();
+    let request =
+        recorded.salt.as_ref().map_or("{}".to_owned(), |salt| format!(r#"{{"cache_salt":"{salt}"}}"#));
+    let mut scheme = keyspace.schemes(&BlockExtraKeys::read(request.as_bytes())).unwrap().events;
+    if !recorded.media.is_empty() {
+        let item = |(identifier, offset, length): &(String, u32, u32)| VllmMediaItem {
+            identifier: identifier.as_str().into(),
+            offset: *offset,
+            length: *length,
+        };
+        scheme = scheme.with_media(recorded.media.iter().map(item).collect()).unwrap();
+    }
+    let blocks = PromptTokens::Client(recorded.prompt.clone()).blocks(keyspace, scheme, true);
     let groups = engine.groups().of_hybrid();
     let hits = if groups.is_empty() {
         let usable = (length as usize - 1) / keyspace.page_tokens() as usize;
@@ -152,4 +174,14 @@ fn other_hash_rules_are_recognized_and_blocks_indexed_by_tokens() {
         let (accuracy, _) = replay_with_status(include_str!("recordings/vllm-lora.jsonl"), &facts);
         assert!((0.5..0.99).contains(&accuracy.right), "{actual}: {accuracy:?}");
     }
+}
+
+#[test]
+fn images_are_predicted_as_found() {
+    let recording = include_str!("recordings/vllm-qwen2-vl.jsonl");
+    let accuracy = replay(recording, &facts(32, &[]));
+    assert!(accuracy.right >= 0.99 && accuracy.cached > 0.3, "{accuracy:?}");
+    // Without the images' hashes, only blocks before the first image would be found.
+    let without = recording.replace(r#""media": [["#, r#""other": [["#);
+    assert!(replay(&without, &facts(32, &[])).right < 0.8);
 }

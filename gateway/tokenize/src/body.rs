@@ -3,7 +3,7 @@
 use minijinja::Value;
 use serde::Deserialize;
 
-use crate::chat;
+use crate::chat::{self, MediaReference};
 use crate::error::PromptError;
 use crate::truncation::PromptTruncation;
 
@@ -58,6 +58,14 @@ impl ChatBody {
     /// [`PromptError::Multimodal`] for the first other part, or [`PromptError::Malformed`] for a part that engines reject.
     pub fn check_text(&self) -> Result<(), PromptError> {
         chat::check_text(&self.messages)
+    }
+
+    /// The images, recordings and videos of the messages, in order.
+    ///
+    /// # Errors
+    /// [`PromptError::Multimodal`] for one whose effect on the prompt is not known.
+    pub fn media(&self) -> Result<Vec<MediaReference>, PromptError> {
+        chat::media(&self.messages)
     }
 
     /// Whether the body contains token ids, which SGLang uses instead of the messages.

@@ -27,10 +27,11 @@ mod truncation;
 
 pub use body::{ChatBody, TextBody, TextPrompt};
 pub use caches::PromptCaches;
+pub use chat::{MediaModality, MediaReference};
 pub use dialect::{ContentFormat, PromptDialect};
 pub use error::{ModelLoadError, PromptError, TokenizerLibraryError};
 pub use image_tokens::ImageTokenRule;
-pub use model::{PromptLimits, PromptTokenizer};
+pub use model::{PromptLimits, PromptTokenizer, RenderedMediaChat};
 pub use prompt::{SharedTokenIds, TokenizedPrompt};
 pub use registry::{ModelFolder, TokenizerRegistry};
 pub use template::TemplateTime;

@@ -46,6 +46,15 @@ pub struct PromptTokenizer<S = ()> {
     limits: PromptLimits,
 }
 
+/// The text of a chat with images, recordings or videos, for each of which the template rendered a placeholder.
+#[derive(Debug, Clone)]
+pub struct RenderedMediaChat {
+    text: String,
+    /// Bytes before the first placeholder.
+    before: usize,
+    add_special_tokens: bool,
+}
+
 struct ModelTemplate {
     compiled: ChatTemplate,
     format: ContentFormat,
@@ -124,16 +133,15 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
         self.conversations.tokens(&self.tokenizer, &text, special)
     }
 
-    /// The token ids before the first image, recording or video of a chat; their blocks have the same hashes as those of text. The complete
-    /// prompt is longer.
+    /// Renders a chat with images, recordings or videos.
     ///
     /// # Errors
     /// [`PromptError::Multimodal`] if the template does not render media where they are in the message.
-    pub fn tokenize_chat_before_media(
+    pub fn render_media_chat(
         &self,
         body: &ChatBody,
         now: TemplateTime,
-    ) -> Result<TokenizedPrompt<S>, PromptError> {
+    ) -> Result<RenderedMediaChat, PromptError> {
         let unknown = || PromptError::Multimodal("media".to_owned());
         let ModelTemplate { compiled, format } = self.template_for(body)?;
         if *format != ContentFormat::Parts {
@@ -145,8 +153,31 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
         conversation.messages = chat::with_media(&conversation.messages)?;
         // A template may also treat a message with media in another way from its start.
         let text = self.render(compiled, &conversation, now, body.bytes)?;
-        let text = chat::common_text(&text, &without_media).ok_or_else(unknown)?;
-        self.conversations.tokens(&self.tokenizer, text, conversation.add_special_tokens)
+        let before = chat::common_text(&text, &without_media).ok_or_else(unknown)?.len();
+        let text = finished(text, &conversation)?;
+        Ok(RenderedMediaChat {
+            before: before.min(text.len()),
+            text,
+            add_special_tokens: conversation.add_special_tokens,
+        })
+    }
+
+    /// The token ids of a chat as rendered, with the few that the template renders for each medium. An engine replaces these by others.
+    ///
+    /// # Errors
+    /// [`PromptError::Tokenizer`] if the text cannot be tokenized.
+    pub fn tokenize_media_chat(&self, chat: &RenderedMediaChat) -> Result<TokenizedPrompt<S>, PromptError> {
+        self.conversations.tokens(&self.tokenizer, &chat.text, chat.add_special_tokens)
+    }
+
+    /// The token ids before the first image, recording or video; their blocks have the same hashes as those of text. The complete
+    /// prompt is longer.
+    ///
+    /// # Errors
+    /// [`PromptError::Tokenizer`] if the text cannot be tokenized.
+    pub fn tokenize_before_media(&self, chat: &RenderedMediaChat) -> Result<TokenizedPrompt<S>, PromptError> {
+        let before = chat.text.get(..chat.before).unwrap_or_default();
+        self.conversations.tokens(&self.tokenizer, before, chat.add_special_tokens)
     }
 
     /// The text that the engine renders from a chat completion's messages.
@@ -198,14 +229,7 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
             }
             rendered = self.render(compiled, &conversation, now, body.bytes);
         }
-        let mut text = rendered?;
-        if let Some(continuation) = &conversation.continuation {
-            text = chat::cut(text, continuation)?;
-        }
-        if let Some(suffix) = &conversation.suffix {
-            text.push_str(suffix);
-        }
-        Ok((text, conversation.add_special_tokens))
+        Ok((finished(rendered?, &conversation)?, conversation.add_special_tokens))
     }
 
     fn render(
@@ -226,6 +250,17 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
         ]);
         template.render(variables, now, about_bytes, self.limits.prompt_bytes)
     }
+}
+
+/// The rendered text as engines complete it.
+fn finished(mut text: String, conversation: &TemplateInput) -> Result<String, PromptError> {
+    if let Some(continuation) = &conversation.continuation {
+        text = chat::cut(text, continuation)?;
+    }
+    if let Some(suffix) = &conversation.suffix {
+        text.push_str(suffix);
+    }
+    Ok(text)
 }
 
 impl ModelTemplate {

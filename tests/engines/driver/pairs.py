@@ -43,6 +43,8 @@ class Pair:
     bootstrap_port: int | None = None
     # The folder of the model whose cache hits the gateway predicts; None: it predicts nothing.
     predicted: Path | None = None
+    # The gateway's flags for tokens of texts; None: from the folder `predicted` and nowhere else.
+    tokens: list[str] | None = None
     # Whether only the gateway's tokens are compared, with another model's tokenizer.
     tokens_only: bool = False
     # A node that gives the store memory and belongs to no engine.
@@ -53,13 +55,14 @@ class Pair:
     both_do_both: bool = False
 
     def gateway_flags(self, tokens: list[str] | None = None) -> list[str]:
-        """`tokens` are the flags for tokens of texts. Without: from the model's folder and nowhere else."""
+        """`tokens` are the flags for tokens of texts. Without: those of the mode."""
         if self.lora_file is not None:
             return ["--registration", "--policy", "round_robin"]
         if self.predicted is None:
             hits = []
         else:
-            tokens = ["--model", f"tiny={self.predicted}", "--tokenize-timeout", "0s"] if tokens is None else tokens
+            local = ["--model", f"tiny={self.predicted}", "--tokenize-timeout", "0s"]
+            tokens = next(flags for flags in (tokens, self.tokens, local) if flags is not None)
             hits = [*tokens, *(["--mooncake-admin", f"{HOST}:{MASTER_HTTP_PORT}"] if self.store_node else [])]
         if self.decode is None:
             return ["--worker", PREFILL, *hits]

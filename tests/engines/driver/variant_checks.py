@@ -9,6 +9,7 @@ from queue import Empty, Queue
 from statistics import mean
 
 from hits import HIT_CHECKS, Hits, Tally
+from images import IMAGE_CHECKS
 from pairs import DECODE, GATEWAY_PORT, HOST, PREFILL
 from prompts import COMPLETIONS, Prompt, completion, ids
 from talk import Metrics, Stream, post
@@ -121,6 +122,7 @@ def _prompt_tokens() -> tuple[float, float]:
 _ORDINARY = {check.__name__: check for check in HIT_CHECKS}
 _EXACT = [_ORDINARY["mixed_prompts"], _ORDINARY["growing_chats"], pressed_prompts, _ORDINARY["a_late_gateway"]]
 VARIANT_CHECKS = {
+    "vllm-image": [*IMAGE_CHECKS, _ORDINARY["growing_chats"], _ORDINARY["mixed_prompts"]],
     "vllm-lora": [prompts_of_all_models, *_EXACT],
     "vllm-hybrid": _EXACT,
     "vllm-recurrent": _EXACT,

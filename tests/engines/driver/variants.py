@@ -11,6 +11,7 @@ from pairs import (
     HERE,
     PREFILL_EVENTS_PORT,
     PREFILL_PORT,
+    RENDERS,
     SMALL_KV_BYTES,
     Pair,
     events,
@@ -78,7 +79,27 @@ def vllm_burst(installed: Path, _logs: Path) -> Pair:
     )
 
 
+def vllm_image(installed: Path, _logs: Path) -> Pair:
+    """Qwen2-VL, with vLLM's default hashes. The engine renders requests, so that it returns the tokens of images."""
+    model = installed / "model/tiny-qwen2-vl"
+    flags = [
+        *events(PREFILL_EVENTS_PORT),
+        *RENDERS,
+        *("--block-size", "32", "--limit-mm-per-prompt", '{"image": 4, "video": 0}', "--trust-request-mm-kwargs"),
+    ]
+    more = {"kv_bytes": 64 << 20, "model": model.name, "hash_algorithm": None}
+    return Pair(
+        engine="vllm",
+        connector=None,
+        prefill=vllm(installed, "worker", PREFILL_PORT, None, {}, flags, **more),
+        decode=None,
+        predicted=model,
+        tokens=["--model", f"tiny={model}"],
+    )
+
+
 VARIANTS = {
+    "vllm-image": vllm_image,
     "vllm-lora": vllm_lora,
     "vllm-hybrid": vllm_hybrid,
     "vllm-recurrent": vllm_recurrent,

@@ -14,7 +14,7 @@ use moongate_scheduler::ModelIndex;
 use tokio::time::{Instant, timeout_at};
 
 use super::query::TokenizeQuery;
-use super::{EngineTokenizeError, response};
+use super::{EngineTokenizeError, RenderedMedium, response};
 use crate::feedback::TokenizeMetrics;
 use crate::fleet::{FleetMember, FleetSnapshot, UpstreamEndpoint};
 use crate::fleet::{TokenizeMethod, TokenizeOutcome};
@@ -35,6 +35,11 @@ const RESPONSE_ALLOWANCE: usize = 256 << 10;
 const ENTRY_OVERHEAD_BYTES: usize = 128;
 /// Lifetime of a cache entry. Templates may print the date, and an engine may restart with another template.
 const CACHE_TTL: Duration = Duration::from_secs(600);
+
+/// Query for the tokens of images, recordings and videos.
+const MEDIA_METHOD: TokenizeMethod = TokenizeMethod::RenderChat;
+/// Largest response to it: some hundred thousand tokens.
+const MAX_MEDIA_RESPONSE: usize = 4 << 20;
 
 /// Tokens that an engine returned for a prompt.
 #[derive(Debug, Clone)]
@@ -98,13 +103,13 @@ impl EngineTokenizer {
         if let Some(ids) = self.cache.get(&hash) {
             return Ok(EngineTokens { ids, from_cache: true });
         }
-        let endpoint =
-            choose_engine(fleet, model, engine, &query, None).map_err(PredictionError::EngineTokenize)?;
+        let endpoint = choose_engine(fleet, model, engine, &query.methods, None)
+            .map_err(PredictionError::EngineTokenize)?;
         let start = Instant::now();
         let mut result = self.query_engine(endpoint, &query, deadline).await;
         // An engine that has just failed has the fewest requests of all.
         if result == Err(EngineTokenizeError::Failed)
-            && let Ok(other) = choose_engine(fleet, model, engine, &query, Some(endpoint))
+            && let Ok(other) = choose_engine(fleet, model, engine, &query.methods, Some(endpoint))
         {
             result = self.query_engine(other, &query, deadline).await;
         }
@@ -112,6 +117,41 @@ impl EngineTokenizer {
         let ids = result.map_err(PredictionError::EngineTokenize)?;
         self.cache.insert(hash, ids.clone());
         Ok(EngineTokens { ids, from_cache: false })
+    }
+
+    /// Whether an engine of the model may return the tokens of images, recordings and videos.
+    pub(in crate::predict) fn may_render_media(&self, fleet: &FleetSnapshot, model: ModelIndex) -> bool {
+        !self.limit.is_zero() && choose_engine(fleet, model, EngineKind::Vllm, &[MEDIA_METHOD], None).is_ok()
+    }
+
+    /// Lets one engine render a chat with one image, recording or video.
+    pub(in crate::predict) async fn render_medium(
+        &self,
+        fleet: &FleetSnapshot,
+        model: ModelIndex,
+        body: Bytes,
+        limit: Duration,
+    ) -> Result<RenderedMedium, EngineTokenizeError> {
+        let endpoint = choose_engine(fleet, model, EngineKind::Vllm, &[MEDIA_METHOD], None)?;
+        let methods = &endpoint.tokenize_methods;
+        let _permit = methods.try_acquire().ok_or(EngineTokenizeError::Busy)?;
+        if !methods.try_enter(MEDIA_METHOD) {
+            return Err(EngineTokenizeError::NotOffered);
+        }
+        let response =
+            self.exchange(endpoint, MEDIA_METHOD, body, MAX_MEDIA_RESPONSE, Instant::now() + limit).await;
+        let result = response.and_then(|body| {
+            response::parse_medium(&body).ok_or((TokenizeOutcome::Failed, EngineTokenizeError::Failed))
+        });
+        let outcome = result.as_ref().map_or_else(|(outcome, _)| *outcome, |_| TokenizeOutcome::Tokenized);
+        // An image that the engine cannot load is no reason to query it for no others.
+        if outcome != TokenizeOutcome::Rejected {
+            methods.record(MEDIA_METHOD, outcome);
+        }
+        result.map_err(|(outcome, error)| match outcome {
+            TokenizeOutcome::Unsupported => EngineTokenizeError::NotOffered,
+            _ => error,
+        })
     }
 
     /// Queries one engine, with the next method whenever one is unsupported.
@@ -147,33 +187,48 @@ impl EngineTokenizer {
         deadline: Instant,
     ) -> (TokenizeOutcome, Result<Arc<[u32]>, EngineTokenizeError>) {
         let max_bytes = body.len() * MAX_RESPONSE_PER_BODY_BYTE + RESPONSE_ALLOWANCE;
+        match self.exchange(endpoint, method, body, max_bytes, deadline).await {
+            Err((outcome, error)) => (outcome, Err(error)),
+            Ok(body) => match response::parse(method, &body) {
+                Some(ids) => (TokenizeOutcome::Tokenized, Ok(ids)),
+                None => (TokenizeOutcome::Failed, Err(EngineTokenizeError::Failed)),
+            },
+        }
+    }
+
+    /// The body of a successful response.
+    async fn exchange(
+        &self,
+        endpoint: &Arc<UpstreamEndpoint>,
+        method: TokenizeMethod,
+        body: Bytes,
+        max_bytes: usize,
+        deadline: Instant,
+    ) -> Result<Bytes, (TokenizeOutcome, EngineTokenizeError)> {
         let request = self.request(method, body);
         let remaining = deadline.saturating_duration_since(Instant::now());
         let (status, body) =
             match timeout_at(deadline, exchange(endpoint, request, remaining, max_bytes)).await {
                 // The leg's own limit ends at the same time.
                 Err(_) | Ok(Err(LegError::Timeout(..))) => {
-                    return (TokenizeOutcome::Failed, Err(EngineTokenizeError::Timeout));
+                    return Err((TokenizeOutcome::Failed, EngineTokenizeError::Timeout));
                 }
                 Ok(Err(error)) => {
                     tracing::debug!(engine = %endpoint.id, ?method, %error, "tokenize query failed");
-                    return (TokenizeOutcome::Failed, Err(EngineTokenizeError::Failed));
+                    return Err((TokenizeOutcome::Failed, EngineTokenizeError::Failed));
                 }
                 Ok(Ok(response_parts)) => response_parts,
             };
-        if status != StatusCode::OK {
-            let outcome = TokenizeOutcome::of_status(status);
-            let error = if outcome == TokenizeOutcome::Rejected {
-                EngineTokenizeError::Rejected
-            } else {
-                EngineTokenizeError::Failed
-            };
-            return (outcome, Err(error));
+        if status == StatusCode::OK {
+            return Ok(body);
         }
-        match response::parse(method, &body) {
-            Some(ids) => (TokenizeOutcome::Tokenized, Ok(ids)),
-            None => (TokenizeOutcome::Failed, Err(EngineTokenizeError::Failed)),
-        }
+        let outcome = TokenizeOutcome::of_status(status);
+        let error = if outcome == TokenizeOutcome::Rejected {
+            EngineTokenizeError::Rejected
+        } else {
+            EngineTokenizeError::Failed
+        };
+        Err((outcome, error))
     }
 
     fn request(&self, method: TokenizeMethod, body: Bytes) -> PreparedRequest {
@@ -190,13 +245,13 @@ impl EngineTokenizer {
     }
 }
 
-/// The engine to query: among available engines that support the query, have a free permit and are not `failed`, the one with the
+/// The engine to query: among available engines that support one of the methods, have a free permit and are not `failed`, the one with the
 /// fewest requests.
 fn choose_engine<'a>(
     fleet: &'a FleetSnapshot,
     model: ModelIndex,
     engine: EngineKind,
-    query: &TokenizeQuery<'_>,
+    methods: &[TokenizeMethod],
     failed: Option<&Arc<UpstreamEndpoint>>,
 ) -> Result<&'a Arc<UpstreamEndpoint>, EngineTokenizeError> {
     let serving = fleet
@@ -205,7 +260,7 @@ fn choose_engine<'a>(
     let available = serving.map(|FleetMember { endpoint, .. }| endpoint).filter(|endpoint| {
         failed.is_none_or(|failed| !Arc::ptr_eq(failed, endpoint))
             && endpoint.is_available()
-            && query.methods.iter().any(|method| endpoint.tokenize_methods.is_open(*method))
+            && methods.iter().any(|method| endpoint.tokenize_methods.is_open(*method))
     });
     let mut reason = EngineTokenizeError::NotOffered;
     let with_permit = available.filter(|endpoint| {

@@ -9,6 +9,7 @@ mod response;
 
 pub(crate) use engine_tokenizer::EngineTokenizer;
 pub(super) use engine_tokenizer::EngineTokens;
+pub(super) use response::RenderedMedium;
 
 /// Why no engine returned a prompt's tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

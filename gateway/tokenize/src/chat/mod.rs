@@ -16,7 +16,8 @@ use crate::dialect::{ContentFormat, PromptDialect};
 use crate::error::PromptError;
 
 pub(crate) use continuation::{ContinuedMessage, cut};
-pub(crate) use media::{common_text, with_media, with_placeholders};
+pub use media::{MediaModality, MediaReference};
+pub(crate) use media::{common_text, media, with_media, with_placeholders};
 
 /// The input of a template, and the processing of the rendered text.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! The tokens of a chat before its first image.
+//! The tokens of a chat with images.
 
 use std::path::Path;
 
@@ -49,7 +49,8 @@ fn image_chat() -> ChatBody {
 /// The tokens before the first image, compared with those of the expected text.
 fn check(engine: PromptDialect, template: &str, expected: &str) {
     let model = load(engine, template);
-    let ids = model.tokenize_chat_before_media(&image_chat(), TemplateTime::utc(0)).unwrap().ids().to_vec();
+    let chat = model.render_media_chat(&image_chat(), TemplateTime::utc(0)).unwrap();
+    let ids = model.tokenize_before_media(&chat).unwrap().ids().to_vec();
     let text = moongate_tokenize::TextPrompt::Text(expected.to_owned());
     assert_eq!(ids, model.tokenize_text(&text, false).unwrap().ids().to_vec(), "{engine:?}: {expected}");
 }
@@ -64,9 +65,23 @@ fn text_before_the_first_image_is_tokenized() {
 }
 
 #[test]
+fn all_text_is_tokenized_with_a_placeholder_for_each_image() {
+    let model = load(PromptDialect::Vllm, QWEN);
+    let chat = model.render_media_chat(&image_chat(), TemplateTime::utc(0)).unwrap();
+    let image = "<|vision_start|><|image_pad|><|vision_end|>";
+    let expected = format!(
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is in {image} and in this?{image}<|im_end|>\n\
+        <|im_start|>user\nNow!<|im_end|>\n<|im_start|>assistant\n"
+    );
+    let text = moongate_tokenize::TextPrompt::Text(expected);
+    let ids = model.tokenize_media_chat(&chat).unwrap().ids().to_vec();
+    assert_eq!(ids, model.tokenize_text(&text, false).unwrap().ids().to_vec());
+}
+
+#[test]
 fn other_templates_leave_media_to_the_engine() {
     let reject = |template: &str, body: &ChatBody| {
-        load(PromptDialect::Vllm, template).tokenize_chat_before_media(body, TemplateTime::utc(0)).err()
+        load(PromptDialect::Vllm, template).render_media_chat(body, TemplateTime::utc(0)).err()
     };
     let text = "{% for message in messages %}{{ message.content }}{% endfor %}";
     assert!(matches!(reject(text, &image_chat()), Some(PromptError::Multimodal(_))));

@@ -12,12 +12,12 @@ const DEFAULT_AUDIO_SECONDS: u64 = 30;
 const VIDEO_TOKENS: u64 = 5_000;
 
 /// Tokens of all parts in a model with this rule for images.
-pub(super) fn estimate(parts: &MediaParts, images: ImageTokenRule) -> u64 {
+pub(in crate::predict) fn estimate(parts: &MediaParts, images: ImageTokenRule) -> u64 {
     let listed: u64 = parts.listed().iter().map(|part| estimate_part(part, images)).sum();
     listed + u64::from(parts.unlisted()) * u64::from(images.tokens(None))
 }
 
-fn estimate_part(part: &MediaPart, images: ImageTokenRule) -> u64 {
+pub(super) fn estimate_part(part: &MediaPart, images: ImageTokenRule) -> u64 {
     match part.kind {
         MediaKind::Image => images.tokens(part.size.map(|size| (size.width, size.height))).into(),
         MediaKind::Audio => part.seconds.map_or(DEFAULT_AUDIO_SECONDS, u64::from) * AUDIO_TOKENS_PER_SECOND,
