@@ -9,8 +9,10 @@ from queue import Empty, Queue
 from statistics import mean
 
 from hits import HIT_CHECKS, Hits, Tally
+from lmcache_mode import LMCACHE_CHECKS
 from pairs import DECODE, GATEWAY_PORT, HOST, PREFILL
 from prompts import COMPLETIONS, Prompt, completion, ids
+from ranks import RANK_CHECKS
 from talk import Metrics, Stream, post
 from variants import ADAPTERS
 
@@ -123,5 +125,7 @@ VARIANT_CHECKS = {
     "vllm-lora": [prompts_of_all_models, *_EXACT],
     "vllm-hybrid": _EXACT,
     "vllm-recurrent": _EXACT,
+    "vllm-dp": RANK_CHECKS,
+    "vllm-lmcache": LMCACHE_CHECKS,
     "vllm-burst": [bursts_with_one_prefix],
 }

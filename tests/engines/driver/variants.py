@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from lmcache_mode import vllm_lmcache
 from pairs import (
     DECODE_EVENTS_PORT,
     DECODE_PORT,
@@ -15,6 +16,7 @@ from pairs import (
     events,
     vllm,
 )
+from ranks import vllm_dp
 
 ADAPTERS = ["poet", "coder"]
 
@@ -71,4 +73,6 @@ VARIANTS = {
     "vllm-hybrid": vllm_hybrid,
     "vllm-recurrent": vllm_recurrent,
     "vllm-burst": vllm_burst,
+    "vllm-dp": vllm_dp,
+    "vllm-lmcache": vllm_lmcache,
 }
