@@ -8,7 +8,9 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::cache_groups::EngineCacheGroups;
+use super::chunk_rule::EngineChunkRule;
 use super::hash_rule::EngineHashRule;
+use super::hit_history::HitHistory;
 use super::spin_rw_lock::SpinRwLock;
 
 /// Blocks read per lock acquisition, as in a step of a lookup: two microseconds.
@@ -105,12 +107,21 @@ pub(crate) struct EngineSlotGuard {
     slot: EngineSlot,
     groups: Arc<EngineCacheGroups>,
     hash_rule: Arc<EngineHashRule>,
+    chunk_rule: Arc<EngineChunkRule>,
+    hit_history: Arc<HitHistory>,
 }
 
 impl EngineSlotGuard {
     pub(crate) fn new(index: Arc<KvIndex>) -> Self {
         let slot = index.update(KvBlockIndex::add_engine);
-        Self { index, slot, groups: Arc::default(), hash_rule: Arc::default() }
+        Self {
+            index,
+            slot,
+            groups: Arc::default(),
+            hash_rule: Arc::default(),
+            chunk_rule: Arc::default(),
+            hit_history: Arc::default(),
+        }
     }
 
     pub(crate) fn index(&self) -> &Arc<KvIndex> {
@@ -124,6 +135,16 @@ impl EngineSlotGuard {
     /// Whether the engine's hashes are those that predictions assume.
     pub(crate) fn hash_rule(&self) -> &Arc<EngineHashRule> {
         &self.hash_rule
+    }
+
+    /// How the engine's LMCache hashes chunks.
+    pub(crate) fn chunk_rule(&self) -> &Arc<EngineChunkRule> {
+        &self.chunk_rule
+    }
+
+    /// What the engine's responses say about predictions.
+    pub(crate) fn hit_history(&self) -> &Arc<HitHistory> {
+        &self.hit_history
     }
 
     /// Groups of the engine's KV cache.

@@ -10,14 +10,16 @@ use super::feeds::{StoreView, StoreViewStatus};
 use super::hybrid_hits::HybridHits;
 use super::media_tokens;
 use super::models::ModelTokenizers;
-use super::prediction_query::{HashedGroup, HashedPrompt, HashedQuery, KeyedBlocks, PredictionQuery};
+use super::prediction_query::{
+    HashedChunks, HashedGroup, HashedPrompt, HashedQuery, KeyedBlocks, PredictionQuery,
+};
 use super::prompt_tokens::{PredictionError, PromptTokens, RequestPrompt, TokenizerChoice};
 use super::reuse_limit::ReuseLimits;
 use super::store_distance::{StoreDistance, StoredBlockSites};
 use super::stored_blocks::StoredBlocks;
 use super::tokenize::EngineTokenizer;
-use crate::feedback::{ExpectedHits, StoredPrompt, TokenSource};
-use crate::fleet::EngineGroup;
+use crate::feedback::{ExpectedHits, PredictedEngine, StoredPrompt, TokenSource};
+use crate::fleet::{EngineGroup, EngineGroupMember};
 use crate::fleet::{FleetMember, FleetSnapshot};
 use crate::kv_index::BlockExtraKeys;
 use crate::kv_index::KvIndex;
@@ -71,12 +73,17 @@ pub(crate) struct PromptPrediction {
 struct TierLookups {
     engines: IndexLookup,
     store: IndexLookup,
+    chunks: IndexLookup,
 }
 
 /// Hits of one engine.
 #[derive(Debug, Clone, Copy, Default)]
 struct EngineHitsInGroup {
     hits: TierHits,
+    /// Cached tokens of a last block that the engine computes again.
+    dropped_tokens: u32,
+    /// Whether LMCache has more of the prompt than the engine's own blocks.
+    in_chunks: bool,
     /// Position of the engine's group among those with a prediction.
     group: usize,
 }
@@ -194,7 +201,7 @@ impl CacheHitPredictor {
         lookups: &mut TierLookups,
         predicted: &mut PromptPrediction,
     ) {
-        let HashedPrompt { engine_blocks, store_blocks, reusable_tokens } = prompt;
+        let HashedPrompt { engine_blocks, store_blocks, reusable_tokens, chunks } = prompt;
         self.index.lookup(&engine_blocks.keys, &mut lookups.engines);
         if let Some(store_blocks) = store_blocks {
             self.index.lookup(&store_blocks.keys, &mut lookups.store);
@@ -212,9 +219,44 @@ impl CacheHitPredictor {
                 // No engine has blocks with the store's names, so the store's run starts at the beginning of the prompt.
                 blocks.shared = lookups.store.engine(engine.slot).shared.saturating_sub(blocks.local);
             }
-            let hits = engine.hits(blocks, group.keyspace.page_tokens());
-            predicted.add_hits(engine.slot, EngineHitsInGroup { hits, group: position });
+            let page_tokens = group.keyspace.page_tokens();
+            let mut added = EngineHitsInGroup {
+                hits: engine.hits(blocks, page_tokens),
+                group: position,
+                ..EngineHitsInGroup::default()
+            };
+            let hits = &mut added.hits;
+            if !chunks.is_empty() && cache_groups.is_empty() && !engine.hit_history.misses_chunks() {
+                let in_chunks = self.chunk_tokens(engine, chunks, reusable_tokens, &mut lookups.chunks);
+                // LMCache reads what the engine's own blocks do not have.
+                let beyond = in_chunks.saturating_sub(hits.l1_tokens);
+                added.in_chunks = beyond > hits.l2_tokens;
+                hits.l2_tokens = hits.l2_tokens.max(beyond);
+            }
+            // Connectors restore a block that the engine has dropped.
+            let only_own = hits.total() == hits.l1_tokens && cache_groups.is_empty();
+            if only_own && hits.l1_tokens > 0 && engine.hit_history.drops_last_block() {
+                added.dropped_tokens = page_tokens.min(hits.l1_tokens);
+                hits.l1_tokens -= added.dropped_tokens;
+            }
+            predicted.add_hits(engine.slot, added);
         }
+    }
+
+    /// Reusable tokens of a prompt in the first chunks that an engine's LMCache has.
+    fn chunk_tokens(
+        &self,
+        engine: &EngineGroupMember,
+        chunks: &[HashedChunks],
+        reusable_tokens: u32,
+        lookup: &mut IndexLookup,
+    ) -> u32 {
+        let Some(rule) = engine.chunk_rule.known() else { return 0 };
+        let Some(HashedChunks { keys, .. }) = chunks.iter().find(|chunks| chunks.rule == rule) else {
+            return 0;
+        };
+        self.index.lookup(keys, lookup);
+        lookup.engine(engine.slot).local.saturating_mul(rule.chunk_tokens).min(reusable_tokens)
     }
 
     /// Tokens of a prompt for each kind of engine, by its name.
@@ -307,11 +349,13 @@ impl PromptPrediction {
         if self.by_slot.len() <= slot.as_usize() {
             self.by_slot.resize(slot.as_usize() + 1, Default::default());
         }
-        let EngineHitsInGroup { hits, group } = &mut self.by_slot[slot.as_usize()];
+        let EngineHitsInGroup { hits, group, dropped_tokens, in_chunks } = &mut self.by_slot[slot.as_usize()];
         hits.l1_tokens = hits.l1_tokens.saturating_add(added.hits.l1_tokens);
         hits.l2_tokens = hits.l2_tokens.saturating_add(added.hits.l2_tokens);
         hits.l3_tokens = hits.l3_tokens.saturating_add(added.hits.l3_tokens);
         *group = added.group;
+        *dropped_tokens = added.dropped_tokens;
+        *in_chunks |= added.in_chunks;
     }
 
     fn of(&self, member: &FleetMember) -> EngineHitsInGroup {
@@ -327,8 +371,18 @@ impl PromptPrediction {
     /// The hits that an engine should report, if the request goes there; `None` for a batch, of which vLLM reports only the last prompt's,
     /// and for a prompt of which only the beginning is known.
     pub(crate) fn expected_hits(&self, member: &FleetMember) -> Option<ExpectedHits> {
-        let expected = ExpectedHits { hits: self.hits(member), input_tokens: self.input_tokens };
-        (!self.is_batch && !self.is_incomplete).then_some(expected)
+        if self.is_batch || self.is_incomplete {
+            return None;
+        }
+        let EngineHitsInGroup { hits, dropped_tokens, in_chunks, .. } = self.of(member);
+        let rank = (member.rank_count() > 1).then_some(member.rank);
+        let speculates = member.facts().is_some_and(|facts| facts.speculates);
+        let block_tokens = member.keyspace.as_ref().map_or(0, |keyspace| keyspace.page_tokens());
+        let engine = member
+            .slot()
+            .map(|slot| PredictedEngine::new(member.name.clone(), slot, rank, speculates, block_tokens));
+        let input_tokens = self.input_tokens;
+        Some(ExpectedHits { hits, input_tokens, dropped_tokens, in_chunks, engine, pending_tokens: 0 })
     }
 
     /// The prompt's objects in the store of the engine that computes it; `None` without a store.
@@ -344,7 +398,7 @@ impl PromptPrediction {
         let distance = StoreDistance::new(&self.block_sites, fleet).map(|mut distance| {
             InstanceIndex::all()
                 .zip(of_members())
-                .map(|(engine, EngineHitsInGroup { hits, group })| {
+                .map(|(engine, EngineHitsInGroup { hits, group, .. })| {
                     distance.network_distance(engine, group, hits)
                 })
                 .collect()

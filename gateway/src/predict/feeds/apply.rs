@@ -2,10 +2,14 @@
 
 use std::sync::Arc;
 
-use mooncake_wire::events::{BlockHashes, EngineEvent, EngineEventBatch, EventDecodeError, StorageMedium};
-use moongate_scheduler::index::EngineCacheTier;
+use mooncake_wire::events::{
+    BlockHashes, BlockRemoved, BlockStored, EngineEvent, EngineEventBatch, EventDecodeError, StorageMedium,
+};
+use moongate_scheduler::index::{BlockHashNamespace, EngineCacheTier};
 
-use crate::kv_index::{BlockKeyspace, EngineSlotGuard, HashRuleStatus, RankSlots};
+use crate::kv_index::{
+    BlockKeyspace, ChunkHashRule, ChunkRuleStatus, EngineSlotGuard, HashRuleStatus, RankSlots,
+};
 
 /// Blocks that are looked up before any is changed.
 const BLOCK_BATCH: usize = 64;
@@ -32,6 +36,8 @@ pub(crate) struct AppliedEvents {
     pub(crate) undecodable: u64,
     /// What is now known of the engine's hashes, if that has changed.
     pub(crate) hash_rule: Option<HashRuleStatus>,
+    /// What is now known of the chunks of its LMCache, if that has changed.
+    pub(crate) chunk_rule: Option<ChunkRuleStatus>,
 }
 
 impl EngineEventApplier {
@@ -71,6 +77,8 @@ impl EngineEventApplier {
             target.clear(None);
             target.slot.groups().clear();
             target.slot.hash_rule().clear();
+            target.slot.chunk_rule().clear();
+            target.slot.hit_history().clear();
         }
     }
 
@@ -90,23 +98,47 @@ impl RankTarget<'_> {
         let mut applied = AppliedEvents::default();
         for event in batch.events() {
             match event {
-                Ok(EngineEvent::Stored(stored)) => {
-                    let hash_rule = self.slot.hash_rule().check(self.keyspace, &stored);
-                    applied.hash_rule = hash_rule.or(applied.hash_rule);
-                    if let Some(group) = self.slot.groups().learn(&stored) {
-                        self.apply_blocks(group, stored.medium, stored.hashes, true);
-                    }
-                }
-                Ok(EngineEvent::Removed(removed)) => {
-                    if let Some(group) = self.slot.groups().known(removed.group) {
-                        self.apply_blocks(group, removed.medium, removed.hashes, false);
-                    }
+                Ok(EngineEvent::Stored(stored)) => self.stored(&stored, &mut applied),
+                Ok(EngineEvent::Removed(removed)) => self.removed(&removed),
+                // The engine clears its own blocks; its LMCache keeps its chunks.
+                Ok(EngineEvent::Cleared(None)) if self.slot.chunk_rule().has_chunks() => {
+                    self.clear(Some(StorageMedium::Gpu));
                 }
                 Ok(EngineEvent::Cleared(medium)) => self.clear(medium),
                 Err(_) => applied.undecodable += 1,
             }
         }
         applied
+    }
+
+    fn stored(&self, stored: &BlockStored<'_>, applied: &mut AppliedEvents) {
+        let chunk = self.slot.chunk_rule().read(self.keyspace, stored);
+        applied.chunk_rule = chunk.status.or(applied.chunk_rule);
+        if chunk.is_chunk {
+            // Also while the rule is not known: it is learned from the first ones.
+            self.apply_keys(self.chunks(), EngineCacheTier::L2, stored.hashes, true);
+            return;
+        }
+        let hash_rule = self.slot.hash_rule().check(self.keyspace, stored);
+        applied.hash_rule = hash_rule.or(applied.hash_rule.take());
+        if let (Some(group), Some(tier)) = (self.slot.groups().learn(stored), tier(stored.medium)) {
+            self.apply_keys(self.keyspace.namespace().in_group(group), tier, stored.hashes, true);
+        }
+    }
+
+    fn removed(&self, removed: &BlockRemoved<'_>) {
+        self.slot.hit_history().record_removed(removed.hashes.len());
+        if removed.medium == Some(StorageMedium::StoreMemory) && self.slot.chunk_rule().has_chunks() {
+            self.apply_keys(self.chunks(), EngineCacheTier::L2, removed.hashes, false);
+        } else if let (Some(group), Some(tier)) =
+            (self.slot.groups().known(removed.group), tier(removed.medium))
+        {
+            self.apply_keys(self.keyspace.namespace().in_group(group), tier, removed.hashes, false);
+        }
+    }
+
+    fn chunks(&self) -> BlockHashNamespace {
+        ChunkHashRule::namespace(self.keyspace)
     }
 
     /// Removes the rank's blocks in a medium, or all of them.
@@ -123,16 +155,14 @@ impl RankTarget<'_> {
         tiers.iter().for_each(|tier| index.update(|blocks| blocks.clear_engine_tier(slot, *tier)));
     }
 
-    fn apply_blocks(
+    fn apply_keys(
         &self,
-        group: u32,
-        medium: Option<StorageMedium<'_>>,
+        namespace: BlockHashNamespace,
+        tier: EngineCacheTier,
         hashes: BlockHashes<'_>,
         stored: bool,
     ) {
-        let Some(tier) = tier(medium) else { return };
         let (index, slot) = (self.slot.index(), self.slot.slot());
-        let namespace = self.keyspace.namespace().in_group(group);
         let mut keys = hashes.iter().map(|hash| namespace.key(hash.low64()));
         let mut batch = [0; BLOCK_BATCH];
         loop {

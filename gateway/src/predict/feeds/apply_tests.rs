@@ -72,7 +72,7 @@ fn stored<'a>(hashes: &'a [BlockHash<'a>]) -> OutgoingEngineEvent<'a> {
 fn a_recorded_event_makes_a_hit_and_a_restart_ends_it() {
     let engine = TestEngine::new(1);
     let mut applier = engine.applier(0, 0).unwrap();
-    let confirmed = AppliedEvents { hash_rule: Some(HashRuleStatus::Confirmed), undecodable: 0 };
+    let confirmed = AppliedEvents { hash_rule: Some(HashRuleStatus::Confirmed), ..AppliedEvents::default() };
     assert_eq!(applier.apply(&bytes(STORED)).unwrap(), confirmed);
     let hash = HASH.cast_unsigned();
     assert_eq!(engine.hits(&[hash]), [1]);
