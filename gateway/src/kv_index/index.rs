@@ -11,6 +11,7 @@ use super::cache_groups::EngineCacheGroups;
 use super::chunk_rule::EngineChunkRule;
 use super::hash_rule::EngineHashRule;
 use super::hit_history::HitHistory;
+use super::seen_adapters::SeenAdapters;
 use super::spin_rw_lock::SpinRwLock;
 
 /// Blocks read per lock acquisition, as in a step of a lookup: two microseconds.
@@ -109,6 +110,7 @@ pub(crate) struct EngineSlotGuard {
     hash_rule: Arc<EngineHashRule>,
     chunk_rule: Arc<EngineChunkRule>,
     hit_history: Arc<HitHistory>,
+    adapters: SeenAdapters,
 }
 
 impl EngineSlotGuard {
@@ -121,6 +123,7 @@ impl EngineSlotGuard {
             hash_rule: Arc::default(),
             chunk_rule: Arc::default(),
             hit_history: Arc::default(),
+            adapters: SeenAdapters::default(),
         }
     }
 
@@ -145,6 +148,11 @@ impl EngineSlotGuard {
     /// What the engine's responses say about predictions.
     pub(crate) fn hit_history(&self) -> &Arc<HitHistory> {
         &self.hit_history
+    }
+
+    /// LoRA adapters in the engine's events.
+    pub(crate) fn adapters(&self) -> &SeenAdapters {
+        &self.adapters
     }
 
     /// Groups of the engine's KV cache.

@@ -7,6 +7,7 @@ mod hash_rule;
 mod hit_history;
 mod index;
 mod rank_slots;
+mod seen_adapters;
 mod spin_rw_lock;
 #[cfg(test)]
 mod spin_rw_lock_tests;

@@ -6,20 +6,19 @@ use moongate_scheduler::index::{EngineSlot, IndexLookup};
 use moongate_scheduler::{CacheHitPrediction, InstanceIndex, TierHits};
 use moongate_tokenize::PromptError;
 
+use super::engine_hits::EngineHitsInGroup;
 use super::feeds::{StoreView, StoreViewStatus};
 use super::hybrid_hits::HybridHits;
 use super::media_tokens;
 use super::models::ModelTokenizers;
-use super::prediction_query::{
-    HashedChunks, HashedGroup, HashedPrompt, HashedQuery, KeyedBlocks, PredictionQuery,
-};
+use super::prediction_query::{HashedGroup, HashedPrompt, HashedQuery, KeyedBlocks, PredictionQuery};
 use super::prompt_tokens::{PredictionError, PromptTokens, RequestPrompt, TokenizerChoice};
 use super::reuse_limit::ReuseLimits;
 use super::store_distance::{StoreDistance, StoredBlockSites};
 use super::stored_blocks::StoredBlocks;
 use super::tokenize::EngineTokenizer;
 use crate::feedback::{ExpectedHits, PredictedEngine, StoredPrompt, TokenSource};
-use crate::fleet::{EngineGroup, EngineGroupMember};
+use crate::fleet::EngineGroup;
 use crate::fleet::{FleetMember, FleetSnapshot};
 use crate::kv_index::BlockExtraKeys;
 use crate::kv_index::KvIndex;
@@ -74,18 +73,6 @@ struct TierLookups {
     engines: IndexLookup,
     store: IndexLookup,
     chunks: IndexLookup,
-}
-
-/// Hits of one engine.
-#[derive(Debug, Clone, Copy, Default)]
-struct EngineHitsInGroup {
-    hits: TierHits,
-    /// Cached tokens of a last block that the engine computes again.
-    dropped_tokens: u32,
-    /// Whether LMCache has more of the prompt than the engine's own blocks.
-    in_chunks: bool,
-    /// Position of the engine's group among those with a prediction.
-    group: usize,
 }
 
 impl CacheHitPredictor {
@@ -220,43 +207,13 @@ impl CacheHitPredictor {
                 blocks.shared = lookups.store.engine(engine.slot).shared.saturating_sub(blocks.local);
             }
             let page_tokens = group.keyspace.page_tokens();
-            let mut added = EngineHitsInGroup {
-                hits: engine.hits(blocks, page_tokens),
-                group: position,
-                ..EngineHitsInGroup::default()
-            };
-            let hits = &mut added.hits;
-            if !chunks.is_empty() && cache_groups.is_empty() && !engine.hit_history.misses_chunks() {
-                let in_chunks = self.chunk_tokens(engine, chunks, reusable_tokens, &mut lookups.chunks);
-                // LMCache reads what the engine's own blocks do not have.
-                let beyond = in_chunks.saturating_sub(hits.l1_tokens);
-                added.in_chunks = beyond > hits.l2_tokens;
-                hits.l2_tokens = hits.l2_tokens.max(beyond);
-            }
-            // Connectors restore a block that the engine has dropped.
-            let only_own = hits.total() == hits.l1_tokens && cache_groups.is_empty();
-            if only_own && hits.l1_tokens > 0 && engine.hit_history.drops_last_block() {
-                added.dropped_tokens = page_tokens.min(hits.l1_tokens);
-                hits.l1_tokens -= added.dropped_tokens;
+            let mut added = EngineHitsInGroup::of_blocks(engine, blocks, page_tokens, position);
+            if cache_groups.is_empty() {
+                added.add_chunks(&self.index, engine, chunks, reusable_tokens, &mut lookups.chunks);
+                added.drop_last_block(engine, page_tokens);
             }
             predicted.add_hits(engine.slot, added);
         }
-    }
-
-    /// Reusable tokens of a prompt in the first chunks that an engine's LMCache has.
-    fn chunk_tokens(
-        &self,
-        engine: &EngineGroupMember,
-        chunks: &[HashedChunks],
-        reusable_tokens: u32,
-        lookup: &mut IndexLookup,
-    ) -> u32 {
-        let Some(rule) = engine.chunk_rule.known() else { return 0 };
-        let Some(HashedChunks { keys, .. }) = chunks.iter().find(|chunks| chunks.rule == rule) else {
-            return 0;
-        };
-        self.index.lookup(keys, lookup);
-        lookup.engine(engine.slot).local.saturating_mul(rule.chunk_tokens).min(reusable_tokens)
     }
 
     /// Tokens of a prompt for each kind of engine, by its name.
@@ -349,13 +306,7 @@ impl PromptPrediction {
         if self.by_slot.len() <= slot.as_usize() {
             self.by_slot.resize(slot.as_usize() + 1, Default::default());
         }
-        let EngineHitsInGroup { hits, group, dropped_tokens, in_chunks } = &mut self.by_slot[slot.as_usize()];
-        hits.l1_tokens = hits.l1_tokens.saturating_add(added.hits.l1_tokens);
-        hits.l2_tokens = hits.l2_tokens.saturating_add(added.hits.l2_tokens);
-        hits.l3_tokens = hits.l3_tokens.saturating_add(added.hits.l3_tokens);
-        *group = added.group;
-        *dropped_tokens = added.dropped_tokens;
-        *in_chunks |= added.in_chunks;
+        self.by_slot[slot.as_usize()].add_prompt(added);
     }
 
     fn of(&self, member: &FleetMember) -> EngineHitsInGroup {

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use mooncake_wire::events::{
-    BlockHashes, BlockRemoved, BlockStored, EngineEvent, EngineEventBatch, EventDecodeError, StorageMedium,
+    BlockHashes, BlockRemoved, BlockStored, EngineEvent, EngineEventBatch, EventDecodeError, LoraAdapter,
+    StorageMedium,
 };
 use moongate_scheduler::index::{BlockHashNamespace, EngineCacheTier};
 
@@ -79,6 +80,7 @@ impl EngineEventApplier {
             target.slot.hash_rule().clear();
             target.slot.chunk_rule().clear();
             target.slot.hit_history().clear();
+            target.slot.adapters().clear();
         }
     }
 
@@ -118,6 +120,9 @@ impl RankTarget<'_> {
             // Also while the rule is not known: it is learned from the first ones.
             self.apply_keys(self.chunks(), EngineCacheTier::L2, stored.hashes, true);
             return;
+        }
+        if let Some(LoraAdapter::Name(name)) = stored.lora {
+            self.slot.adapters().learn(name);
         }
         let hash_rule = self.slot.hash_rule().check(self.keyspace, stored);
         applied.hash_rule = hash_rule.or(applied.hash_rule.take());
