@@ -64,8 +64,8 @@ pub fn prediction_gaps(facts: &EngineFacts) -> Vec<PredictionGap> {
     if facts.speculates && facts.engine == EngineKind::Vllm {
         gaps.push(gap(
             "speculation",
-            "the engine speculates by a method that it does not report: with EAGLE or MTP it computes the last cached block of a prompt \
-             again, which is learned from its first responses, if they report cached tokens",
+            "the engine speculates by a method that it does not report: with EAGLE or MTP it computes the last cached block of a \
+             prompt again, which is learned from its first responses, if they report cached tokens",
         ));
     }
     gaps
@@ -74,6 +74,10 @@ pub fn prediction_gaps(facts: &EngineFacts) -> Vec<PredictionGap> {
 /// The same, and what has been learned from the events and responses of its ranks.
 pub(crate) fn observed_gaps(facts: &EngineFacts, ranks: &[Arc<EngineSlotGuard>]) -> Vec<PredictionGap> {
     let mut gaps = prediction_gaps(facts);
+    if ranks.iter().any(|slot| slot.hit_history().drops_last_block()) {
+        // Predictions leave the block out.
+        gaps.retain(|gap| gap.reason != "speculation");
+    }
     let is_single = ranks.len() == 1;
     let publishes = facts.events.as_ref().is_some_and(|events| !events.is_empty());
     for (rank, slot) in ranks.iter().enumerate() {
@@ -186,6 +190,18 @@ mod tests {
             reasons(&prediction_gaps(&EngineFacts { hashing: bigrams, ..facts() })),
             ["salted_prompts"]
         );
+    }
+
+    #[test]
+    fn learned_speculation_is_no_gap() {
+        let slots = EngineSlots::new(KvIndex::new(10)).of_ranks(1);
+        let facts = EngineFacts { speculates: true, ..facts() };
+        let speculation = || reasons(&observed_gaps(&facts, &slots)).contains(&"speculation");
+        assert!(speculation());
+        (0..8).for_each(|_| slots[0].hit_history().observe(64, 48, 16));
+        assert!(!speculation());
+        let status = serde_json::to_value(rank_status(&facts, &slots)).unwrap();
+        assert_eq!(status[0]["drops_last_block"], true);
     }
 
     #[test]

@@ -17,7 +17,7 @@ def vllm_lmcache(installed: Path, _logs: Path) -> Pair:
         "LMCACHE_CHUNK_SIZE": str(CHUNK),
         "LMCACHE_LOCAL_CPU": "True",
         "LMCACHE_MAX_LOCAL_CPU_SIZE": "0.25",
-        # Scheduler and worker are two processes: with the default, Python's `hash`, they would not agree without a PYTHONHASHSEED.
+        # Scheduler and worker are two processes: by default, and without a PYTHONHASHSEED, their hashes differ.
         "LMCACHE_PRE_CACHING_HASH_ALGORITHM": "sha256_cbor",
         "LMCACHE_ENABLE_KV_EVENTS": "True",
         "LMCACHE_TRACK_USAGE": "false",

@@ -1,4 +1,4 @@
-"""One engine with two data-parallel ranks behind one address: each rank has a KV cache of its own, and the gateway chooses the rank."""
+"""One engine with two data-parallel ranks behind one address. Each has a KV cache of its own; the gateway chooses the rank."""
 
 from __future__ import annotations
 
@@ -61,8 +61,10 @@ def counted() -> list[tuple[float, float]]:
 
 
 def ask(hits: Hits, prompt: Prompt, rank: int | None = None) -> tuple[int, Seen, dict]:
-    """The rank that computed a prompt, the prediction for it with what was found, and the answer. With `rank` the request goes past
-    the gateway to that rank."""
+    """The rank that computed a prompt, the prediction for it with what was found, and the answer.
+
+    With `rank`, the request goes past the gateway to that rank.
+    """
     hits.settle()
     expected, before = predicted(prompt), counted()
     answer = post(hits.gateway(), prompt.path, prompt.body).ok() if rank is None else _direct(prompt, rank)
@@ -112,8 +114,7 @@ def repeated_prompts_by_rank(hits: Hits) -> str:
 
 
 def growing_chats_by_rank(hits: Hits) -> str:
-    """Conversations that go on with the engine's own answers, in turns. Each begins on a rank of its own, past the gateway, which then
-    sends it there."""
+    """Conversations that go on with the engine's answers. Each begins on a rank, past the gateway, which then sends it there."""
     tallies = [Tally() for _ in range(RANKS)]
     chats = [[{"role": "system", "content": text(350 + i, 150 + 60 * i)}] for i in range(4)]
     for turn in range(4):

@@ -9,6 +9,7 @@ from queue import Empty, Queue
 from statistics import mean
 
 from hits import HIT_CHECKS, Hits, Tally
+from eagle_mode import EAGLE_CHECKS
 from lmcache_mode import LMCACHE_CHECKS
 from pairs import DECODE, GATEWAY_PORT, HOST, PREFILL
 from prompts import COMPLETIONS, Prompt, completion, ids
@@ -127,5 +128,6 @@ VARIANT_CHECKS = {
     "vllm-recurrent": _EXACT,
     "vllm-dp": RANK_CHECKS,
     "vllm-lmcache": LMCACHE_CHECKS,
+    "vllm-eagle": EAGLE_CHECKS,
     "vllm-burst": [bursts_with_one_prefix],
 }

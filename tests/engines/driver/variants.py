@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from eagle_mode import vllm_eagle
 from lmcache_mode import vllm_lmcache
 from pairs import (
     DECODE_EVENTS_PORT,
@@ -75,4 +76,5 @@ VARIANTS = {
     "vllm-burst": vllm_burst,
     "vllm-dp": vllm_dp,
     "vllm-lmcache": vllm_lmcache,
+    "vllm-eagle": vllm_eagle,
 }

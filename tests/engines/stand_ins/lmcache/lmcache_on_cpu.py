@@ -1,7 +1,7 @@
 """vLLM's LMCacheConnectorV1 for a machine without an accelerator; named in --kv-transfer-config as kv_connector_module_path.
 
-Connector, cache engine, hashes and events are the real ones. LMCache has copies between device and host for accelerators only; here both
-are host memory, and whole blocks are copied as they are, since vLLM's layout inside a block depends on the CPU.
+Connector, cache engine, hashes and events are the real ones. LMCache copies between device and host for accelerators only. Here
+both are host memory, and whole blocks are copied as they are, since vLLM's layout inside a block depends on the CPU.
 """
 
 import lmcache.v1.gpu_connector as gpu_connector
