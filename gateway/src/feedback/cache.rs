@@ -47,8 +47,9 @@ pub(crate) struct ExpectedHits {
 }
 
 impl ExpectedHits {
-    /// Adds tokens that earlier requests are computing on the engine.
+    /// Adds tokens that earlier requests are computing on the engine. The last block of them is the one that the engine drops.
     pub(crate) fn with_pending(mut self, pending_tokens: u32) -> Self {
+        let pending_tokens = pending_tokens.saturating_sub(self.dropped_tokens);
         self.pending_tokens = pending_tokens;
         self.hits.l1_tokens = self.hits.l1_tokens.saturating_add(pending_tokens);
         self.hits.l3_tokens = self.hits.l3_tokens.saturating_sub(pending_tokens);

@@ -52,6 +52,8 @@ fn found_tokens_that_were_dropped_name_the_last_block() {
         ..expected(PredictedEngine { speculates: true, ..engine() }, (288, 0, 0))
     };
     assert_eq!((cause(&dropped, 320), cause(&dropped, 352)), ("last_block", "other"));
+    assert_eq!(dropped.clone().with_pending(BLOCK).hits.l1_tokens, 288, "the dropped block is not pending");
+    assert_eq!(dropped.clone().with_pending(3 * BLOCK).hits.l1_tokens, 352);
     for _ in 0..8 {
         dropped.engine.as_ref().unwrap().observe(&dropped, 288);
     }

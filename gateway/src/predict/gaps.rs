@@ -112,7 +112,7 @@ pub(crate) fn observed_gaps(facts: &EngineFacts, ranks: &[Arc<EngineSlotGuard>])
                 add("lmcache", text.to_owned());
             }
             ChunkRuleStatus::Learning => {
-                add("lmcache", "the hash rule of LMCache is not known yet".to_owned())
+                add("lmcache", "the hash rule of LMCache is not known yet".to_owned());
             }
             ChunkRuleStatus::Known(_) if slot.hit_history().misses_chunks() => {
                 let text = "the engine does not find the chunks that its LMCache reports; configure \
