@@ -11,7 +11,7 @@ use moongate_block_hash::{BlockHashChain, DEFAULT_VLLM_SEED, HashScheme};
 use moongate_scheduler::index::BlockHashNamespace;
 use parking_lot::Mutex;
 
-use super::block_keyspace::BlockKeyspace;
+use super::block_keyspace::{BlockExtraKeys, BlockKeyspace};
 
 /// First chunks of prompts after which a rule that has not been found counts as unknown.
 const MAX_TRIALS: u32 = 16;
@@ -58,6 +58,8 @@ struct Learning {
     trials: u32,
     /// Root of the last first chunk, if the algorithm is `builtin`. Two equal ones are no coincidence.
     builtin_root: Option<i64>,
+    /// Whether they are no chunks, but large blocks of a hybrid model in a Mooncake store: their hashes are the engine's own.
+    are_own_blocks: bool,
 }
 
 /// Result of reading an event about stored blocks.
@@ -133,6 +135,10 @@ impl EngineChunkRule {
         }
         let mut learning = self.0.lock();
         let status = learning.next_status(keyspace, stored);
+        if learning.are_own_blocks {
+            learning.status = ChunkRuleStatus::NoChunks;
+            return ReadChunk { is_chunk: false, status: None };
+        }
         let changed = status != learning.status;
         learning.status = status;
         ReadChunk { is_chunk: true, status: changed.then_some(status) }
@@ -152,7 +158,7 @@ impl Learning {
     fn next_status(&mut self, keyspace: &BlockKeyspace, stored: &BlockStored<'_>) -> ChunkRuleStatus {
         let is_settled = self.trials >= CONFIRMING_CHECKS && matches!(self.status, ChunkRuleStatus::Known(_));
         let is_first = stored.parent.is_none();
-        let (Some(tokens), false, true) = (stored.tokens, is_settled, is_first) else {
+        let (Some(tokens), false, true) = (stored.tokens, is_settled || self.are_own_blocks, is_first) else {
             return self.waiting();
         };
         let Some(hash) = stored.hashes.iter().next().map(|hash| hash.low64()) else { return self.waiting() };
@@ -163,6 +169,10 @@ impl Learning {
         }
         self.trials = self.trials.saturating_add(1);
         let chunk_tokens = stored.block_size;
+        if own_hash(keyspace, &tokens) == Some(hash) {
+            self.are_own_blocks = true;
+            return ChunkRuleStatus::NoChunks;
+        }
         if let Some(root) = cbor_root(keyspace, &tokens, hash) {
             return known(chunk_tokens, ChunkAlgorithm::Sha256Cbor { root });
         }
@@ -186,6 +196,13 @@ impl Learning {
 
 fn known(chunk_tokens: u32, algorithm: ChunkAlgorithm) -> ChunkRuleStatus {
     ChunkRuleStatus::Known(ChunkHashRule { chunk_tokens, algorithm })
+}
+
+/// Hash of the last block of a prompt by the engine's own rule.
+fn own_hash(keyspace: &BlockKeyspace, tokens: &[u32]) -> Option<u64> {
+    let mut blocks = Vec::new();
+    BlockHashChain::new(keyspace.schemes(&BlockExtraKeys::default())?.events).extend(tokens, &mut blocks);
+    blocks.last().map(|block| block.event_hash)
 }
 
 /// The root of `sha256_cbor` under which this first chunk has this hash.

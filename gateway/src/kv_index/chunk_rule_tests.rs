@@ -89,6 +89,16 @@ fn builtin_is_known_after_two_prompts_with_the_same_root() {
 }
 
 #[test]
+fn large_blocks_of_a_store_are_no_chunks() {
+    let rule = EngineChunkRule::default();
+    let own = own_hash(&keyspace(), &[1, 2, 3, 4]).unwrap();
+    let read = |hash, parent| read(&rule, StorageMedium::StoreMemory, hash, parent, &[1, 2, 3, 4]);
+    assert_eq!(read(own, None), ReadChunk { is_chunk: false, status: None });
+    assert!(!read(7, Some(own)).is_chunk);
+    assert_eq!(rule.status(), ChunkRuleStatus::NoChunks);
+}
+
+#[test]
 fn an_unknown_rule_is_recognized_after_some_prompts() {
     let rule = EngineChunkRule::default();
     let changes: Vec<_> =
