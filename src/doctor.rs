@@ -1,6 +1,7 @@
 //! `moongate doctor`: checks the settings of a gateway against its environment, and prints a fix for each problem.
 
 mod cache;
+mod running_gateway;
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -12,7 +13,9 @@ use moongate_discovery::{
     DiscoveryOptions, EngineFacts, EngineRole, InstanceReadiness, KvTransferMethod, ProbeOptions,
     ProbeVerdict, StaticInstance, Topology, probe_once,
 };
-use moongate_gateway::{DiscoverySource, GatewayOptions, check_model_folders, check_shared_queue, exposures};
+use moongate_gateway::{
+    DiscoverySource, GatewayOptions, check_model_folders, check_shared_queue, exposures, prediction_gaps,
+};
 use moongate_runtime::config::{EffectiveSetting, SettingOrigin};
 use moongate_runtime::{Supervisor, config};
 use moongate_telemetry::{LoggingArgs, TelemetryArgs, Tracer};
@@ -77,6 +80,7 @@ pub(crate) async fn run(command: DoctorArgs, supervisor: Supervisor) -> anyhow::
     let engines = check_engines(&mut findings, &command.options, &supervisor).await;
     check_fleet(&mut findings, &engines);
     advise_on_cache(&mut findings, &engines);
+    running_gateway::check(&mut findings, &command.options).await;
     let problems = findings.problems;
     findings.section(&match problems {
         0 => "No problems found.".to_owned(),
@@ -192,12 +196,12 @@ async fn check_engine(
     match report.verdict {
         ProbeVerdict::Ready(facts) => {
             findings.ok(&describe(&facts));
-            findings.note(&cache::describe(&facts));
+            describe_cache(findings, &facts);
             Some(UsableEngine { role: instance.role, facts })
         }
         ProbeVerdict::NoConnector { facts, reason } => {
             findings.note(&reason);
-            findings.note(&cache::describe(&facts));
+            describe_cache(findings, &facts);
             Some(UsableEngine { role: instance.role, facts })
         }
         ProbeVerdict::NotReady { reason, .. } => {
@@ -240,7 +244,7 @@ async fn check_discovery(
         match (&instance.readiness, instance.usable_facts()) {
             (_, Some(facts)) => {
                 findings.ok(&format!("{name}: {}", describe(facts)));
-                findings.note(&cache::describe(facts));
+                describe_cache(findings, facts);
                 usable.push(UsableEngine { role: instance.role, facts: facts.clone() });
             }
             (InstanceReadiness::NotReady { reason }, None) => findings.problem(&name, reason),
@@ -251,6 +255,13 @@ async fn check_discovery(
         }
     }
     usable
+}
+
+fn describe_cache(findings: &mut DoctorReport, facts: &EngineFacts) {
+    findings.note(&cache::describe(facts));
+    for gap in prediction_gaps(facts) {
+        findings.note(&format!("not predicted: {}", gap.message));
+    }
 }
 
 fn describe(facts: &EngineFacts) -> String {

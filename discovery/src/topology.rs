@@ -233,6 +233,8 @@ pub struct EngineFacts {
     pub priority_order: Option<PriorityOrder>,
     /// LoRA adapters among [`EngineFacts::models`].
     pub adapters: Vec<LoraAdapterFacts>,
+    /// Whether a vLLM decodes speculatively. The method is not reported.
+    pub speculates: bool,
 }
 
 impl EngineFacts {
@@ -255,6 +257,7 @@ impl EngineFacts {
             store: None,
             priority_order: None,
             adapters: Vec::new(),
+            speculates: false,
         }
     }
 }

@@ -52,6 +52,7 @@ pub use ingress::{
 pub use kv_index::SpinRwLock;
 pub use listener_security::{ListenerSecurityError, exposures};
 #[doc(hidden)]
+pub use predict::{PredictionGap, prediction_gaps};
 pub use request_body::{
     MemberSearchError, accepts, is_transfer_member, is_user_data, without_transfer_members,
 };

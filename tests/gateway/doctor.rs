@@ -2,8 +2,10 @@
 
 use std::io::Write as _;
 
-use moongate_loadtest::engine::VllmConnector;
+use moongate_loadtest::engine::{KvEventOptions, SimEngineOptions, VllmConnector};
+use serde_json::{Value, json};
 
+use crate::harness::TEST_TIMEOUT;
 use crate::harness::fleet::{TestEngines, TestFleetBuilder};
 use crate::harness::process::{MoongateProcess, ProcessOutput};
 
@@ -86,6 +88,36 @@ async fn caches_are_described_and_missing_features_are_no_problem() {
         assert_eq!(advice.len(), 1, "{}", ended.stdout);
         assert!(advice[0].contains("2 engines: no KV events"), "decodes are not counted: {}", advice[0]);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn running_gateway_is_asked_for_hash_rules() {
+    let with_events = |config: SimEngineOptions| SimEngineOptions {
+        kv_events: Some(KvEventOptions::default()),
+        ..config.fast()
+    };
+    let world = TestFleetBuilder::vllm(VllmConnector::Store).plain(1).tune(with_events).start().await;
+    let prompt = json!({"model": world.model(), "prompt": vec![7; 500], "max_tokens": 1});
+    let engine = world.engines.workers[0].url();
+    let admin = world.gateway.admin_url("");
+    let flags = [format!("--worker={engine}"), format!("--admin-listen={}", admin.replace("http://", ""))];
+    let args: Vec<&str> =
+        ["doctor", "--listen=127.0.0.1:0"].into_iter().chain(flags.iter().map(String::as_str)).collect();
+    world.post("/v1/completions", prompt.to_string()).await;
+    let checked = async {
+        loop {
+            let ended = MoongateProcess::run(&args).await;
+            assert!(ended.stdout.contains("Predictions of the gateway at "), "{}", ended.stdout);
+            if ended.stdout.contains(&format!("ok    {engine}: block hashes confirmed")) {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(TEST_TIMEOUT, checked).await.unwrap();
+    let workers: Value =
+        world.client.get(world.gateway.admin_url("/workers")).send().await.unwrap().json().await.unwrap();
+    assert_eq!(workers["workers"][0]["ranks"][0]["block_hashes"], "confirmed", "{workers}");
+    assert_eq!(workers["workers"][0]["not_predicted"], json!([]), "{workers}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -104,7 +104,7 @@ impl BlockHashChain {
             HashAlgorithm::LmcacheBuiltin { root } => {
                 let parent = match self.last {
                     Some(BlockDigest::Signed(parent)) => python::signed(parent),
-                    _ => python::unsigned(*root),
+                    _ => *root,
                 };
                 let tokens = python::tuple(tokens.iter().map(|&token| i64::from(token)));
                 let hash = python::tuple([parent, tokens, python::tuple([].into_iter())].into_iter());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sha2::{Digest as _, Sha256};
 
 use crate::vllm_extra_keys::{VllmEncoding, VllmExtraKeys, VllmHashInputs, VllmMediaItem};
-use crate::{cbor, pickle};
+use crate::{cbor, pickle, python};
 
 /// Maximum tokens of a block or chunk. Engines use 1 to 256; the limit keeps a block's pickle in one frame.
 pub const MAX_BLOCK_TOKENS: u32 = 8192;
@@ -46,11 +46,19 @@ pub enum HashSchemeError {
 
 #[derive(Debug, Clone)]
 pub(crate) enum HashAlgorithm {
-    Sglang { root: Option<[u8; 32]>, bigrams: bool },
+    Sglang {
+        root: Option<[u8; 32]>,
+        bigrams: bool,
+    },
     VllmPickle(Arc<VllmHashInputs>),
     VllmCbor(Arc<VllmHashInputs>),
-    LmcacheCbor { root: u64 },
-    LmcacheBuiltin { root: u64 },
+    LmcacheCbor {
+        root: u64,
+    },
+    /// `root` is Python's hash of the root.
+    LmcacheBuiltin {
+        root: i64,
+    },
 }
 
 /// Namespace that separates SGLang's chains of equal tokens.
@@ -160,7 +168,23 @@ impl HashScheme {
     /// # Errors
     /// The chunk size is out of bounds.
     pub fn lmcache_builtin(chunk_tokens: u32, root: u64) -> Result<Self, HashSchemeError> {
-        Self::new(chunk_tokens, HashAlgorithm::LmcacheBuiltin { root })
+        Self::new(chunk_tokens, HashAlgorithm::LmcacheBuiltin { root: python::unsigned(root) })
+    }
+
+    /// LMCache's `builtin` for chunks after one with this hash, which is a signed number.
+    ///
+    /// # Errors
+    /// The chunk size is out of bounds.
+    pub fn lmcache_builtin_after(chunk_tokens: u32, parent: i64) -> Result<Self, HashSchemeError> {
+        Self::new(chunk_tokens, HashAlgorithm::LmcacheBuiltin { root: python::signed(parent) })
+    }
+
+    /// The parent of a chunk with this hash under LMCache's `builtin`: for the first chunk of a prompt, the root, which differs in every
+    /// process without a `PYTHONHASHSEED`. `None` if the hash follows another rule; only three of four are recognized.
+    #[must_use]
+    pub fn lmcache_builtin_parent(chunk: &[u32], hash: u64) -> Option<i64> {
+        let tokens = python::tuple(chunk.iter().map(|&token| i64::from(token)));
+        python::first_of_tuple(hash as i64, &[tokens, python::tuple([].into_iter())])
     }
 
     /// The root of LMCache's chains inside a vLLM that runs `sha256_cbor` with this seed.

@@ -37,9 +37,45 @@ pub(crate) fn tuple(items: impl ExactSizeIterator<Item = i64>) -> i64 {
     }
 }
 
+/// Hash of the first item of a tuple with this hash, from the hashes of its other items. `None` if no number or tuple has such a hash, as
+/// for a `hash` that is not one of such a tuple: three of four are recognized.
+pub(crate) fn first_of_tuple(hash: i64, others: &[i64]) -> Option<i64> {
+    let length = others.len() as u64 + 1;
+    let unmix = |state: u64| state.wrapping_mul(inverse(PRIME_1)).rotate_right(31);
+    let mixed = (hash as u64).wrapping_sub(length ^ LENGTH_MASK);
+    let after_first = others
+        .iter()
+        .rev()
+        .fold(mixed, |state, item| unmix(state).wrapping_sub((*item as u64).wrapping_mul(PRIME_2)));
+    let first = unmix(after_first).wrapping_sub(PRIME_5).wrapping_mul(inverse(PRIME_2)) as i64;
+    (first.unsigned_abs() < MODULUS).then_some(first)
+}
+
+/// Inverse of an odd number modulo 2^64, by Newton's method: each step doubles the number of correct bits.
+const fn inverse(odd: u64) -> u64 {
+    let mut inverse = odd;
+    let mut step = 0;
+    while step < 6 {
+        inverse = inverse.wrapping_mul(2u64.wrapping_sub(odd.wrapping_mul(inverse)));
+        step += 1;
+    }
+    inverse
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn first_item_follows_from_the_hash_of_a_tuple() {
+        assert_eq!(PRIME_1.wrapping_mul(inverse(PRIME_1)), 1);
+        for first in [0, 7, -2, 1 << 60, -(1 << 60)] {
+            let hash = tuple([first, 11, -13].into_iter());
+            assert_eq!(first_of_tuple(hash, &[11, -13]), Some(first));
+        }
+        let recognized = (0..1000).filter(|hash| first_of_tuple(hash * 0x0123_4567_89ab, &[1, 2]).is_none());
+        assert!((700..800).contains(&recognized.count()));
+    }
 
     #[test]
     fn equals_cpython() {

@@ -232,6 +232,8 @@ pub(crate) struct VllmMetrics {
     pub(crate) prefix_caching: Option<bool>,
     /// Whether blocks are offloaded to host memory.
     pub(crate) offloading: Option<bool>,
+    /// Whether drafts are counted.
+    pub(crate) speculates: bool,
     /// Data-parallel ranks behind this server, by the `engine` label.
     pub(crate) ranks: Option<u32>,
 }
@@ -246,6 +248,7 @@ impl VllmMetrics {
             metrics.nixl |= name.starts_with("nixl_");
             metrics.store |= name.starts_with("mooncake_store_");
             metrics.mooncake |= name.starts_with("mooncake_") && !name.starts_with("mooncake_store_");
+            metrics.speculates |= name.starts_with("spec_decode_");
             let is_config = name.starts_with("cache_config_info{");
             if is_config {
                 metrics.read_cache_config(name);

@@ -49,6 +49,7 @@ pub(super) async fn probe(
         context_length: models.context_length,
         tokenizer: responses::tokenizer(models.root.as_deref()),
         host_cache: metrics.offloading,
+        speculates: metrics.speculates,
         store: with_store.then(|| store::vllm(models.root.as_deref(), kv)),
         ..EngineFacts::unreported(EngineKind::Vllm)
     };

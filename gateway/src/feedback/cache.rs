@@ -15,6 +15,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
 use super::api_histogram::api_label;
+use super::prediction_causes::{PredictedEngine, PredictionCauseMetrics};
 use crate::kv_index::HashRuleStatus;
 use crate::request_body::InferenceApi;
 
@@ -31,16 +32,25 @@ const MISPREDICTED_DIVISOR: u64 = 4;
 const WARN_INTERVAL_S: i64 = 30;
 
 /// Predicted hits of the engine that computes a prompt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct ExpectedHits {
     pub(crate) hits: TierHits,
     /// Prompt tokens as counted by the gateway.
     pub(crate) input_tokens: u32,
+    /// Tokens among `hits` that earlier requests are computing on the engine.
+    pub(crate) pending_tokens: u32,
+    /// Cached tokens that are not among `hits`, because the engine computes its last cached block again.
+    pub(crate) dropped_tokens: u32,
+    /// Whether `hits` has chunks of LMCache.
+    pub(crate) in_chunks: bool,
+    pub(crate) engine: Option<PredictedEngine>,
 }
 
 impl ExpectedHits {
-    /// Adds tokens that earlier requests are computing on the engine.
+    /// Adds tokens that earlier requests are computing on the engine. The last block of them is the one that the engine drops.
     pub(crate) fn with_pending(mut self, pending_tokens: u32) -> Self {
+        let pending_tokens = pending_tokens.saturating_sub(self.dropped_tokens);
+        self.pending_tokens = pending_tokens;
         self.hits.l1_tokens = self.hits.l1_tokens.saturating_add(pending_tokens);
         self.hits.l3_tokens = self.hits.l3_tokens.saturating_sub(pending_tokens);
         self
@@ -109,6 +119,7 @@ pub(crate) struct PredictionMetrics {
     /// Models that have their own label.
     models: Mutex<HashSet<String>>,
     error: Histogram,
+    causes: PredictionCauseMetrics,
     /// Seconds since 1970 of the last log line about a false prediction.
     last_warned: AtomicI64,
 }
@@ -258,6 +269,7 @@ impl PredictionMetrics {
                 "Prediction error as a share of the prompt",
                 Histogram::new(ERROR_BUCKETS),
             ),
+            causes: PredictionCauseMetrics::register(registry),
             last_warned: AtomicI64::new(0),
         }
     }
@@ -269,6 +281,7 @@ impl PredictionMetrics {
         for family in [&self.compared, &self.missed, &self.false_hits, &self.refuted] {
             family.get_or_create(&ComparedLabels { model: String::new(), api: "" }).inc_by(0);
         }
+        self.causes.init_all_series();
     }
 
     /// The label of a model. Each LoRA adapter is a model: above [`MAX_MODELS`], the others share one label.
@@ -289,10 +302,14 @@ impl PredictionMetrics {
     pub(crate) fn compare(
         &self,
         (model, api): (&str, InferenceApi),
-        expected: ExpectedHits,
+        expected: &ExpectedHits,
         cached: u64,
         trace: Option<TraceId>,
     ) -> bool {
+        self.causes.compare(expected, cached);
+        if let Some(engine) = &expected.engine {
+            engine.observe(expected, cached);
+        }
         let hits = expected.hits;
         for (tier, tokens) in [("l1", hits.l1_tokens), ("l2", hits.l2_tokens), ("l3", hits.l3_tokens)] {
             self.predicted.get_or_create(&TierLabel { tier }).inc_by(tokens.into());
@@ -360,10 +377,11 @@ mod tests {
         let expected = |l1_tokens| ExpectedHits {
             hits: TierHits { l1_tokens, ..TierHits::default() },
             input_tokens: 1000,
+            ..ExpectedHits::default()
         };
-        assert!(!metrics.compare(("m", InferenceApi::Chat), expected(512), 512, None));
-        assert!(!metrics.compare(("m", InferenceApi::Chat), expected(0), 64, None));
-        assert!(metrics.compare(("m", InferenceApi::Chat), expected(512), 0, None));
+        assert!(!metrics.compare(("m", InferenceApi::Chat), &expected(512), 512, None));
+        assert!(!metrics.compare(("m", InferenceApi::Chat), &expected(0), 64, None));
+        assert!(metrics.compare(("m", InferenceApi::Chat), &expected(512), 0, None));
         metrics.record_unpredicted("not_single_prompt");
         let text = registry.open_metrics();
         for line in [

@@ -9,6 +9,7 @@ mod engines;
 mod legs;
 mod metrics;
 mod overload;
+mod prediction_causes;
 mod prompt_reports;
 mod request;
 mod request_counters;
@@ -23,6 +24,7 @@ pub(crate) use decision_history::DecisionHistory;
 pub(crate) use metrics::GatewayMetrics;
 pub use metrics::all_metrics;
 pub(crate) use overload::OverloadReason;
+pub(crate) use prediction_causes::PredictedEngine;
 pub(crate) use prompt_reports::{
     HintSource, PromptHint, PromptReportQueue, StoredPrompt, run_prompt_reports,
 };

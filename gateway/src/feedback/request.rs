@@ -95,7 +95,7 @@ impl RequestRecorder {
 
     /// Sets the predicted cache hits of the chosen route.
     pub(crate) fn set_expected_hits(&mut self, expected: ExpectedHits, model: Arc<str>) {
-        self.span.set_expected_hits(expected);
+        self.span.set_expected_hits(expected.hits);
         self.expected_hits = Some((expected, model));
     }
 
@@ -158,7 +158,7 @@ impl RequestRecorder {
             self.span.usage(usage);
             if let (Some((expected, model)), Some(found)) = (&self.expected_hits, usage.cached_tokens) {
                 let trace = self.span.trace_id();
-                if self.metrics.predictions.compare((model, self.api), *expected, found, trace) {
+                if self.metrics.predictions.compare((model, self.api), expected, found, trace) {
                     self.span.sample_mispredicted();
                 }
             }

@@ -7,7 +7,12 @@ use moongate_scheduler::TierHits;
 use moongate_scheduler::index::{EngineHits, EngineSlot};
 
 use super::snapshot::FleetMember;
-use crate::kv_index::{BlockKeyspace, EngineCacheGroups, StoreKeyNaming};
+use crate::kv_index::{
+    BlockKeyspace, ChunkHashRule, EngineCacheGroups, EngineChunkRule, HitHistory, StoreKeyNaming,
+};
+
+/// Chunk rules by which a prompt is hashed. Engines without a `PYTHONHASHSEED` have rules of their own.
+const MAX_CHUNK_RULES: usize = 16;
 
 /// Engines of one model with equal block hashes. Built once per fleet snapshot.
 #[derive(Debug)]
@@ -28,6 +33,10 @@ pub(crate) struct EngineGroupMember {
     pub(crate) slot: EngineSlot,
     /// Groups of its KV cache.
     pub(crate) groups: Arc<EngineCacheGroups>,
+    /// How its LMCache hashes chunks.
+    pub(crate) chunk_rule: Arc<EngineChunkRule>,
+    /// What its responses say about predictions.
+    pub(crate) hit_history: Arc<HitHistory>,
     /// Smallest hit in tokens that the engine reads from the store; `None` if it has no store.
     store_threshold: Option<u32>,
 }
@@ -46,8 +55,13 @@ impl EngineGroup {
             };
             let keyspace = keyspace.for_adapter(model, facts).map_or_else(|| keyspace.clone(), Arc::new);
             let store_threshold = facts.store.as_ref().map(|store| store.prefetch_threshold.unwrap_or(0));
-            let engine =
-                EngineGroupMember { slot: slot.slot(), groups: slot.groups().clone(), store_threshold };
+            let engine = EngineGroupMember {
+                slot: slot.slot(),
+                groups: slot.groups().clone(),
+                chunk_rule: slot.chunk_rule().clone(),
+                hit_history: slot.hit_history().clone(),
+                store_threshold,
+            };
             let publishes = facts.events.as_ref().is_some_and(|events| !events.is_empty());
             let same = |group: &&mut Self| {
                 group.keyspace == keyspace
@@ -73,6 +87,20 @@ impl EngineGroup {
             }
         }
         groups
+    }
+
+    /// How the engines' LMCaches hash chunks: rules that differ. An adapter's chunks are not distinguished from those of other models, so
+    /// they are not counted.
+    pub(crate) fn chunk_rules(&self) -> Vec<ChunkHashRule> {
+        let mut rules: Vec<ChunkHashRule> = Vec::new();
+        if !self.keyspace.is_adapter() {
+            for rule in self.engines.iter().filter_map(|engine| engine.chunk_rule.known()) {
+                if rules.len() < MAX_CHUNK_RULES && !rules.contains(&rule) {
+                    rules.push(rule);
+                }
+            }
+        }
+        rules
     }
 }
 
@@ -106,6 +134,8 @@ mod tests {
         let engine = |store_threshold| EngineGroupMember {
             slot: entry.slot(),
             groups: groups.clone(),
+            chunk_rule: entry.chunk_rule().clone(),
+            hit_history: entry.hit_history().clone(),
             store_threshold,
         };
         let blocks = EngineHits { l1: 1, local: 3, shared: 4 };

@@ -19,7 +19,7 @@ mod watch;
 pub(crate) use breaker::BreakerLimits;
 pub(crate) use decision::FleetDecision;
 pub(crate) use endpoint::{EndpointLimits, UpstreamEndpoint};
-pub(crate) use group::EngineGroup;
+pub(crate) use group::{EngineGroup, EngineGroupMember};
 pub(crate) use health::{HealthCheckLimits, check_health, probe_suspects};
 pub(crate) use in_flight::EngineInFlightGuard;
 pub(crate) use loads::poll_loads;

@@ -16,6 +16,7 @@ use super::handler::GatewayContext;
 use super::media_type::{MediaType, check_encoding};
 use super::router;
 use crate::error::{ApiError, ApiErrorCode};
+use crate::predict::{observed_gaps, rank_status};
 
 /// A registration is a few hundred bytes; many model names make it longer.
 const LIMITS: BodyLimits =
@@ -115,6 +116,9 @@ fn describe(gateway: &GatewayContext, instance: &EngineInstance) -> Value {
         InstanceReadiness::Ready => None,
         InstanceReadiness::NotReady { reason } => Some(reason),
     };
+    let slots = endpoint.map(|endpoint| endpoint.index_slots.ranks());
+    let slots = slots.as_deref().unwrap_or_default();
+    let facts = instance.facts.as_ref();
     json!({
         "id": instance.id.0,
         "url": instance.url,
@@ -126,6 +130,8 @@ fn describe(gateway: &GatewayContext, instance: &EngineInstance) -> Value {
         "is_healthy": usable && endpoint.is_some_and(|endpoint| endpoint.is_available()),
         "reason": reason,
         "block_hashes": endpoint.map(|endpoint| endpoint.index_slots.hash_rule_status().to_string()),
+        "ranks": facts.map(|facts| rank_status(facts, slots)),
+        "not_predicted": facts.map(|facts| observed_gaps(facts, slots)),
         "load": endpoint.map_or(0, |endpoint| endpoint.in_flight.count()),
     })
 }

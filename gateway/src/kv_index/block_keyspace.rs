@@ -93,6 +93,19 @@ impl BlockKeyspace {
         self.block_tokens
     }
 
+    /// Seed of vLLM's hashes.
+    pub(crate) fn seed(&self) -> Option<&str> {
+        match &self.hashing {
+            EngineBlockHashing::Vllm { seed, .. } => Some(seed),
+            EngineBlockHashing::Sglang { .. } | EngineBlockHashing::Opaque { .. } => None,
+        }
+    }
+
+    /// Whether the blocks are those of a LoRA adapter.
+    pub(crate) fn is_adapter(&self) -> bool {
+        self.adapter.is_some()
+    }
+
     /// How these blocks are named in the engine's store.
     pub(crate) fn store_naming(&self, facts: &EngineFacts) -> Option<StoreKeyNaming> {
         if self.unsupported_rule().is_some() {

@@ -1,5 +1,7 @@
 //! The KV-cache groups of one engine, learned from its events.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use arc_swap::ArcSwap;
 use mooncake_wire::events::{AttentionKind, BlockStored};
 use moongate_scheduler::index::{CacheGroup, GroupReuse};
@@ -9,7 +11,11 @@ const MAX_GROUPS: u32 = 64;
 
 /// Groups of an engine's KV cache: more than one, or one without full attention, for hybrid models.
 #[derive(Debug, Default)]
-pub(crate) struct EngineCacheGroups(ArcSwap<Vec<NumberedCacheGroup>>);
+pub(crate) struct EngineCacheGroups {
+    groups: ArcSwap<Vec<NumberedCacheGroup>>,
+    /// Whether there is one of an unknown kind.
+    has_unknown: AtomicBool,
+}
 
 /// A group with its number in the engine's events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +42,10 @@ impl EngineCacheGroups {
             (AttentionKind::Recurrent, _) => GroupReuse::Tail { blocks: 1 },
             // How much of the end is enough is not in the events; all blocks are.
             (AttentionKind::ChunkedLocal | AttentionKind::SlidingWindow, _) => GroupReuse::Prefix,
-            (AttentionKind::Other, _) => return None,
+            (AttentionKind::Other, _) => {
+                self.has_unknown.store(true, Ordering::Relaxed);
+                return None;
+            }
         };
         (number < MAX_GROUPS).then(|| {
             self.insert(NumberedCacheGroup { number, group: CacheGroup { reuse, block_tokens } });
@@ -52,12 +61,18 @@ impl EngineCacheGroups {
 
     /// Removes all groups, when the engine has restarted.
     pub(crate) fn clear(&self) {
-        self.0.store(Default::default());
+        self.groups.store(Default::default());
+        self.has_unknown.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether the engine has blocks of an unknown kind, which are not counted.
+    pub(crate) fn has_unknown(&self) -> bool {
+        self.has_unknown.load(Ordering::Relaxed)
     }
 
     /// The groups of a hybrid model, in order of their numbers. Empty for other models, whose blocks all count alike.
     pub(crate) fn of_hybrid(&self) -> Vec<NumberedCacheGroup> {
-        let groups = self.0.load();
+        let groups = self.groups.load();
         match groups.as_slice() {
             [] => Vec::new(),
             [NumberedCacheGroup { number: 0, group }] if group.reuse == GroupReuse::Prefix => Vec::new(),
@@ -66,23 +81,23 @@ impl EngineCacheGroups {
     }
 
     fn contains(&self, number: u32) -> bool {
-        self.0.load().iter().any(|known| known.number == number)
+        self.groups.load().iter().any(|known| known.number == number)
     }
 
     fn insert(&self, learned: NumberedCacheGroup) {
-        let groups = self.0.load();
+        let groups = self.groups.load();
         match groups.binary_search_by_key(&learned.number, |known| known.number) {
             // Events about the filled part of a block have a smaller size.
             Ok(position) if groups[position].group.block_tokens >= learned.group.block_tokens => {}
             Ok(position) => {
                 let mut groups = Vec::clone(&groups);
                 groups[position] = learned;
-                self.0.store(groups.into());
+                self.groups.store(groups.into());
             }
             Err(position) => {
                 let mut groups = Vec::clone(&groups);
                 groups.insert(position, learned);
-                self.0.store(groups.into());
+                self.groups.store(groups.into());
             }
         }
     }
@@ -122,7 +137,9 @@ mod tests {
         assert_eq!(groups.learn(&stored(Some(1), Some(AttentionKind::SlidingWindow), Some(128))), Some(1));
         assert_eq!(groups.learn(&stored(Some(2), Some(AttentionKind::Recurrent), None)), Some(2));
         assert_eq!(groups.learn(&stored(Some(3), Some(AttentionKind::ChunkedLocal), None)), Some(3));
+        assert!(!groups.has_unknown());
         assert_eq!(groups.learn(&stored(Some(4), Some(AttentionKind::Other), None)), None);
+        assert!(groups.has_unknown());
         let rules: Vec<GroupReuse> = groups.of_hybrid().iter().map(|known| known.group.reuse).collect();
         let tail = |blocks| GroupReuse::Tail { blocks };
         assert_eq!(rules, [GroupReuse::Prefix, tail(8), tail(1), GroupReuse::Prefix]);

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use mooncake_wire::events::BlockStored;
+use mooncake_wire::events::{BlockStored, StorageMedium};
 use moongate_block_hash::{BlockHashChain, HashScheme};
 use parking_lot::Mutex;
 
@@ -105,9 +105,11 @@ impl EngineHashRule {
     }
 }
 
-/// Tokens and hash of the first block of a prompt whose hash depends on nothing else.
+/// Tokens and hash of the first block of a prompt whose hash depends on nothing else. Connectors may hash what they store in other media
+/// by rules of their own.
 fn first_block(stored: &BlockStored<'_>) -> Option<(Vec<u32>, u64)> {
-    let is_plain = stored.parent.is_none() && stored.lora.is_none() && stored.cache_salt.is_none();
+    let is_own = matches!(stored.medium, None | Some(StorageMedium::Gpu));
+    let is_plain = is_own && stored.parent.is_none() && stored.lora.is_none() && stored.cache_salt.is_none();
     let has_extra_keys =
         stored.extra_keys.is_some_and(|keys| keys.iter().next().is_some_and(|keys| keys.len() > 0));
     if !is_plain || has_extra_keys {

@@ -8,8 +8,11 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::cache_groups::EngineCacheGroups;
+use super::chunk_rule::EngineChunkRule;
 use super::hash_rule::EngineHashRule;
+use super::hit_history::HitHistory;
 use super::rehashed_blocks::RehashedBlocks;
+use super::seen_adapters::SeenAdapters;
 use super::spin_rw_lock::SpinRwLock;
 
 /// Blocks read per lock acquisition, as in a step of a lookup: two microseconds.
@@ -107,6 +110,9 @@ pub(crate) struct EngineSlotGuard {
     groups: Arc<EngineCacheGroups>,
     hash_rule: Arc<EngineHashRule>,
     rehashed: RehashedBlocks,
+    chunk_rule: Arc<EngineChunkRule>,
+    hit_history: Arc<HitHistory>,
+    adapters: SeenAdapters,
 }
 
 impl EngineSlotGuard {
@@ -118,6 +124,9 @@ impl EngineSlotGuard {
             groups: Arc::default(),
             hash_rule: Arc::default(),
             rehashed: RehashedBlocks::default(),
+            chunk_rule: Arc::default(),
+            hit_history: Arc::default(),
+            adapters: SeenAdapters::default(),
         }
     }
 
@@ -137,6 +146,21 @@ impl EngineSlotGuard {
     /// The engine's blocks, if its hashes are other ones.
     pub(crate) fn rehashed(&self) -> &RehashedBlocks {
         &self.rehashed
+    }
+
+    /// How the engine's LMCache hashes chunks.
+    pub(crate) fn chunk_rule(&self) -> &Arc<EngineChunkRule> {
+        &self.chunk_rule
+    }
+
+    /// What the engine's responses say about predictions.
+    pub(crate) fn hit_history(&self) -> &Arc<HitHistory> {
+        &self.hit_history
+    }
+
+    /// LoRA adapters in the engine's events.
+    pub(crate) fn adapters(&self) -> &SeenAdapters {
+        &self.adapters
     }
 
     /// Groups of the engine's KV cache.

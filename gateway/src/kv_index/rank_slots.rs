@@ -40,6 +40,11 @@ impl EngineSlots {
         self.ranks.lock().first().map(|slot| slot.slot())
     }
 
+    /// The slots of all ranks; empty if the engine has never been usable.
+    pub(crate) fn ranks(&self) -> RankSlots {
+        self.ranks.lock().clone()
+    }
+
     /// Whether the engine's hashes are those that predictions assume: the worst status of its ranks.
     pub(crate) fn hash_rule_status(&self) -> HashRuleStatus {
         let ranks = self.ranks.lock().clone();

@@ -4,7 +4,9 @@
 //! returns how much of the prompt each engine has. All of it is a hint: a missing or wrong entry costs time on an engine and never
 //! causes a wrong response.
 
+mod engine_hits;
 mod feeds;
+mod gaps;
 mod hybrid_hits;
 mod media;
 #[cfg(test)]
@@ -23,6 +25,8 @@ mod stored_blocks;
 mod tokenize;
 
 pub(crate) use feeds::{FeedStarter, StoreView, StoreViewStatus, run_feeds};
+pub use gaps::{PredictionGap, prediction_gaps};
+pub(crate) use gaps::{observed_gaps, rank_status};
 pub(crate) use media::{MediaQueryRunner, MediaTokenCache};
 pub(crate) use models::ModelTokenizers;
 pub(crate) use predictor::{CacheHitPredictor, PromptPrediction};

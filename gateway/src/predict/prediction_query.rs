@@ -11,7 +11,7 @@ use super::prompt_tokens::{PredictionError, PromptTokens, SharedPromptBlocks, To
 use super::reuse_limit::ReuseLimits;
 use crate::feedback::TokenSource;
 use crate::fleet::EngineGroup;
-use crate::kv_index::{BlockExtraKeys, BlockKeyspace, BlockSchemes};
+use crate::kv_index::{BlockExtraKeys, BlockKeyspace, BlockSchemes, ChunkHashRule};
 use crate::request_body::InferenceApi;
 
 /// The prompts of a body, to be hashed for a fleet's groups of engines.
@@ -50,12 +50,21 @@ pub(super) struct HashedPrompt {
     pub(super) store_blocks: Option<KeyedBlocks>,
     /// Number of tokens that an engine may take from its cache.
     pub(super) reusable_tokens: usize,
+    /// The prompt's chunks under each rule of the engines' LMCaches.
+    pub(super) chunks: Vec<HashedChunks>,
 }
 
 /// The blocks that can be taken from a cache.
 pub(super) struct KeyedBlocks {
     pub(super) blocks: SharedPromptBlocks,
     /// Keys in the index; possibly fewer than blocks.
+    pub(super) keys: Vec<u64>,
+}
+
+/// The full chunks of a prompt as LMCache hashes them.
+pub(super) struct HashedChunks {
+    pub(super) rule: ChunkHashRule,
+    /// Keys in the index.
     pub(super) keys: Vec<u64>,
 }
 
@@ -113,8 +122,24 @@ impl HashedPrompt {
             KeyedBlocks { blocks, keys }
         };
         let engine_blocks = name(schemes.events.clone());
-        Self { engine_blocks, store_blocks: schemes.store.clone().map(name), reusable_tokens }
+        Self {
+            engine_blocks,
+            store_blocks: schemes.store.clone().map(name),
+            reusable_tokens,
+            chunks: chunks(tokens, group),
+        }
     }
+}
+
+/// LMCache finds chunks of a prompt whatever its salt is.
+fn chunks(tokens: &PromptTokens, group: &EngineGroup) -> Vec<HashedChunks> {
+    let rules = group.chunk_rules();
+    if rules.is_empty() {
+        return Vec::new();
+    }
+    let tokens = tokens.to_vec();
+    let hash = |rule: ChunkHashRule| HashedChunks { rule, keys: rule.keys(&group.keyspace, &tokens) };
+    rules.into_iter().map(hash).collect()
 }
 
 /// The blocks in the first `limit` tokens.

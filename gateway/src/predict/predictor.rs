@@ -6,6 +6,7 @@ use moongate_scheduler::index::{EngineSlot, IndexLookup};
 use moongate_scheduler::{CacheHitPrediction, InstanceIndex, TierHits};
 use moongate_tokenize::PromptError;
 
+use super::engine_hits::EngineHitsInGroup;
 use super::feeds::{StoreView, StoreViewStatus};
 use super::hybrid_hits::HybridHits;
 use super::media::{self, MediaCounts, MediaLookup, MediaTokenCache};
@@ -16,7 +17,7 @@ use super::reuse_limit::ReuseLimits;
 use super::store_distance::{StoreDistance, StoredBlockSites};
 use super::stored_blocks::StoredBlocks;
 use super::tokenize::EngineTokenizer;
-use crate::feedback::{ExpectedHits, StoredPrompt, TokenSource};
+use crate::feedback::{ExpectedHits, PredictedEngine, StoredPrompt, TokenSource};
 use crate::fleet::EngineGroup;
 use crate::fleet::{FleetMember, FleetSnapshot};
 use crate::kv_index::BlockExtraKeys;
@@ -73,14 +74,7 @@ pub(crate) struct PromptPrediction {
 struct TierLookups {
     engines: IndexLookup,
     store: IndexLookup,
-}
-
-/// Hits of one engine.
-#[derive(Debug, Clone, Copy, Default)]
-struct EngineHitsInGroup {
-    hits: TierHits,
-    /// Position of the engine's group among those with a prediction.
-    group: usize,
+    chunks: IndexLookup,
 }
 
 impl CacheHitPredictor {
@@ -215,7 +209,7 @@ impl CacheHitPredictor {
         lookups: &mut TierLookups,
         predicted: &mut PromptPrediction,
     ) {
-        let HashedPrompt { engine_blocks, store_blocks, reusable_tokens } = prompt;
+        let HashedPrompt { engine_blocks, store_blocks, reusable_tokens, chunks } = prompt;
         self.index.lookup(&engine_blocks.keys, &mut lookups.engines);
         if let Some(store_blocks) = store_blocks {
             self.index.lookup(&store_blocks.keys, &mut lookups.store);
@@ -233,8 +227,13 @@ impl CacheHitPredictor {
                 // No engine has blocks with the store's names, so the store's run starts at the beginning of the prompt.
                 blocks.shared = lookups.store.engine(engine.slot).shared.saturating_sub(blocks.local);
             }
-            let hits = engine.hits(blocks, group.keyspace.page_tokens());
-            predicted.add_hits(engine.slot, EngineHitsInGroup { hits, group: position });
+            let page_tokens = group.keyspace.page_tokens();
+            let mut added = EngineHitsInGroup::of_blocks(engine, blocks, page_tokens, position);
+            if cache_groups.is_empty() {
+                added.add_chunks(&self.index, engine, chunks, reusable_tokens, &mut lookups.chunks);
+                added.drop_last_block(engine, page_tokens);
+            }
+            predicted.add_hits(engine.slot, added);
         }
     }
 
@@ -329,11 +328,7 @@ impl PromptPrediction {
         if self.by_slot.len() <= slot.as_usize() {
             self.by_slot.resize(slot.as_usize() + 1, Default::default());
         }
-        let EngineHitsInGroup { hits, group } = &mut self.by_slot[slot.as_usize()];
-        hits.l1_tokens = hits.l1_tokens.saturating_add(added.hits.l1_tokens);
-        hits.l2_tokens = hits.l2_tokens.saturating_add(added.hits.l2_tokens);
-        hits.l3_tokens = hits.l3_tokens.saturating_add(added.hits.l3_tokens);
-        *group = added.group;
+        self.by_slot[slot.as_usize()].add_prompt(added);
     }
 
     fn of(&self, member: &FleetMember) -> EngineHitsInGroup {
@@ -349,8 +344,18 @@ impl PromptPrediction {
     /// The hits that an engine should report, if the request goes there; `None` for a batch, of which vLLM reports only the last prompt's,
     /// and for a prompt of which only the beginning is known.
     pub(crate) fn expected_hits(&self, member: &FleetMember) -> Option<ExpectedHits> {
-        let expected = ExpectedHits { hits: self.hits(member), input_tokens: self.input_tokens };
-        (!self.is_batch && !self.is_incomplete).then_some(expected)
+        if self.is_batch || self.is_incomplete {
+            return None;
+        }
+        let EngineHitsInGroup { hits, dropped_tokens, in_chunks, .. } = self.of(member);
+        let rank = (member.rank_count() > 1).then_some(member.rank);
+        let speculates = member.facts().is_some_and(|facts| facts.speculates);
+        let block_tokens = member.keyspace.as_ref().map_or(0, |keyspace| keyspace.page_tokens());
+        let engine = member
+            .slot()
+            .map(|slot| PredictedEngine::new(member.name.clone(), slot, rank, speculates, block_tokens));
+        let input_tokens = self.input_tokens;
+        Some(ExpectedHits { hits, input_tokens, dropped_tokens, in_chunks, engine, pending_tokens: 0 })
     }
 
     /// The prompt's objects in the store of the engine that computes it; `None` without a store.
@@ -366,7 +371,7 @@ impl PromptPrediction {
         let distance = StoreDistance::new(&self.block_sites, fleet).map(|mut distance| {
             InstanceIndex::all()
                 .zip(of_members())
-                .map(|(engine, EngineHitsInGroup { hits, group })| {
+                .map(|(engine, EngineHitsInGroup { hits, group, .. })| {
                     distance.network_distance(engine, group, hits)
                 })
                 .collect()

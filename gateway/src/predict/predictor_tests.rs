@@ -4,6 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use mooncake_wire::events::{
+    BlockHash, EngineEventFormat, OutgoingBlocks, OutgoingEngineEvent, StorageMedium, encode_engine_batch,
+};
+use moongate_block_hash::{BlockHashChain, HashScheme};
 use moongate_discovery::{
     EngineBlockHashing, EngineFacts, EngineInstance, EngineKind, EngineRole, VllmHashAlgorithm,
 };
@@ -11,6 +15,7 @@ use moongate_scheduler::ModelIndex;
 use moongate_scheduler::index::EngineCacheTier;
 use serde_json::{Value, json};
 
+use super::feeds::EngineEventApplier;
 use super::media::{MediaQueries, MediaQueryRunner, MediaTokenCache};
 use super::models::ModelTokenizers;
 use super::prediction_query::PredictionQuery;
@@ -20,7 +25,7 @@ use super::reuse_limit::ReuseLimits;
 use super::tokenize::EngineTokenizer;
 use crate::feedback::GatewayMetrics;
 use crate::fleet::{FleetReader, FleetSnapshot};
-use crate::kv_index::KvIndex;
+use crate::kv_index::{KvIndex, RankSlots};
 use crate::memory::MemoryBudget;
 use crate::request_body::{InferenceApi, RoutingFields};
 use crate::test_fleet;
@@ -176,4 +181,63 @@ async fn only_the_tokens_that_vllm_keeps_count() {
     let sglang = OneEngine::new(EngineKind::Sglang);
     sglang.compute(&tokens(0, 65));
     assert_eq!(sglang.hits(&body(64)).await, (80, 64), "SGLang ignores the member");
+}
+
+#[tokio::test]
+async fn chunks_of_lmcache_extend_an_engines_own_blocks() {
+    const CHUNK: u32 = 2 * PAGE;
+    let world = OneEngine::new(EngineKind::Vllm);
+    world.compute(&tokens(0, 17));
+    let member = &world.fleet.members[0];
+    let (slot, keyspace) = (member.slot().unwrap(), member.keyspace.as_ref().unwrap());
+    let root = HashScheme::lmcache_root_of_vllm("0");
+    let mut chunks = Vec::new();
+    BlockHashChain::new(HashScheme::lmcache_sha256_cbor(CHUNK, root).unwrap())
+        .extend(&tokens(0, 96), &mut chunks);
+    let mut payload = Vec::new();
+    let first = tokens(0, CHUNK);
+    let hashes: Vec<BlockHash<'_>> = chunks.iter().map(|chunk| BlockHash::Int(chunk.event_hash)).collect();
+    let stored = |chunk: usize| {
+        OutgoingEngineEvent::Stored(OutgoingBlocks {
+            hashes: &hashes[chunk..=chunk],
+            parent: chunk.checked_sub(1).map(|parent| hashes[parent]),
+            tokens: &first,
+            block_size: CHUNK,
+            medium: StorageMedium::StoreMemory,
+            cache_salt: None,
+            extra_keys: None,
+        })
+    };
+    let events = [stored(0), stored(1)];
+    encode_engine_batch(EngineEventFormat::Vllm, 0.0, &events, 0, &mut payload);
+    let slots: RankSlots = Arc::new([slot.clone()]);
+    let mut applier = EngineEventApplier::new(slots, 0, 0, keyspace.clone()).unwrap();
+    applier.apply(&payload).unwrap();
+
+    let hits = async |length: u32| {
+        let predicted = world.predict(&json!({ "prompt": tokens(0, length) })).await.unwrap();
+        let hits = predicted.hits(&world.fleet.members[0]);
+        (hits.l1_tokens, hits.l2_tokens)
+    };
+    assert_eq!(hits(96).await, (16, 48), "two chunks");
+    assert_eq!(hits(64).await, (16, 47), "one token is always computed");
+    assert_eq!(hits(40).await, (16, 16));
+    for _ in 0..8 {
+        slot.hit_history().observe_chunks(16, true, 16);
+    }
+    assert_eq!(hits(96).await, (16, 0), "the engine does not find them");
+}
+
+#[tokio::test]
+async fn last_block_is_left_out_for_engines_that_compute_it_again() {
+    let world = OneEngine::new(EngineKind::Vllm);
+    world.compute(&tokens(0, 65));
+    let body = json!({ "prompt": tokens(0, 80) });
+    assert_eq!(world.hits(&body).await, (80, 64));
+    for _ in 0..8 {
+        world.fleet.members[0].slot().unwrap().hit_history().observe(64, 48, PAGE.into());
+    }
+    assert_eq!(world.hits(&body).await, (80, 48));
+    let expected = world.predict(&body).await.unwrap().expected_hits(&world.fleet.members[0]).unwrap();
+    assert_eq!((expected.hits.l1_tokens, expected.dropped_tokens), (48, PAGE));
 }

@@ -267,15 +267,20 @@ def hits_in_the_store(hits: Hits) -> str:
 @check
 def a_late_gateway(hits: Hits) -> str:
     """A gateway that starts now knows the same as the one that has seen everything."""
+    return check_late(hits, lambda admin: [hits.predict(prompt, admin) for prompt in prompts()])
+
+
+def check_late(hits: Hits, expected: Callable[[str], list[Seen]]) -> str:
+    """Compares what `expected` reads from the admin address of a gateway that starts now and of the first one."""
     hits.settle()
     server = hits.gateway_at("gateway-late", GATEWAY_PORT + 10)
     running = hits.processes.start(server)
     seconds = hits.processes.await_ready(running)
     admin = f"http://{HOST}:{GATEWAY_PORT + 11}"
     start = time.monotonic()
-    wanted = [hits.predict(prompt) for prompt in prompts()]
+    wanted = expected(GATEWAY_ADMIN)
     try:
-        while (late := _try(lambda: [hits.predict(prompt, admin) for prompt in prompts()])) != wanted:
+        while (late := _try(lambda: expected(admin))) != wanted:
             if time.monotonic() - start > 20:
                 differ = [f"\n    {a} instead of {b}" for a, b in zip(late or [], wanted) if a != b]
                 raise AssertionError(f"{len(differ)} of {len(wanted)} predictions differ" + "".join(differ[:10]))
@@ -283,7 +288,7 @@ def a_late_gateway(hits: Hits) -> str:
     finally:
         hits.processes.stop(running)
     own, stored = sum(one.l1 + one.l2 for one in wanted), sum(one.l3 for one in wanted)
-    return f"{len(wanted)} prompts, {own} tokens in the engine and {stored} in the store, {time.monotonic() - start:.1f} s after it was ready ({seconds:.1f} s)"
+    return f"{len(wanted)} predictions, {own} tokens in the engine and {stored} in the store, {time.monotonic() - start:.1f} s after it was ready ({seconds:.1f} s)"
 
 
 def _try(what: Callable[[], list[Seen]]) -> list[Seen] | None:

@@ -8,10 +8,13 @@ import time
 from queue import Empty, Queue
 from statistics import mean
 
+from eagle_mode import EAGLE_CHECKS
 from hits import HIT_CHECKS, Hits, Tally
 from images import IMAGE_CHECKS
+from lmcache_mode import LMCACHE_CHECKS
 from pairs import DECODE, GATEWAY_PORT, HOST, PREFILL
 from prompts import COMPLETIONS, Prompt, completion, ids
+from ranks import RANK_CHECKS
 from talk import Metrics, Stream, post
 from variants import ADAPTERS
 
@@ -127,5 +130,8 @@ VARIANT_CHECKS = {
     "vllm-hybrid": _EXACT,
     "vllm-recurrent": _EXACT,
     "vllm-xxhash": _EXACT,
+    "vllm-dp": RANK_CHECKS,
+    "vllm-lmcache": LMCACHE_CHECKS,
+    "vllm-eagle": EAGLE_CHECKS,
     "vllm-burst": [bursts_with_one_prefix],
 }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from eagle_mode import vllm_eagle
+from lmcache_mode import vllm_lmcache
 from pairs import (
     DECODE_EVENTS_PORT,
     DECODE_PORT,
@@ -17,6 +19,7 @@ from pairs import (
     events,
     vllm,
 )
+from ranks import vllm_dp
 
 ADAPTERS = ["poet", "coder"]
 
@@ -105,4 +108,7 @@ VARIANTS = {
     "vllm-recurrent": vllm_recurrent,
     "vllm-xxhash": vllm_xxhash,
     "vllm-burst": vllm_burst,
+    "vllm-dp": vllm_dp,
+    "vllm-lmcache": vllm_lmcache,
+    "vllm-eagle": vllm_eagle,
 }

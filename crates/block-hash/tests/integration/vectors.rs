@@ -120,3 +120,18 @@ fn lmcache_chunk_hashes_match() {
     let cbor = HashScheme::lmcache_sha256_cbor(4, root).unwrap();
     assert_eq!(texts(cbor, &tokens), ["522558a1570001db", "549fbcf1cac2637b", "7884ec81320f021c"]);
 }
+
+#[test]
+fn lmcache_root_follows_from_the_first_chunk() {
+    let tokens: Vec<u32> = (1000..1512).collect();
+    // Python's hash of NONE_HASH=7704629474003611416.
+    let root = 7_704_629_474_003_611_416_i64 % ((1 << 61) - 1);
+    let chunks = blocks(HashScheme::lmcache_builtin_after(256, root).unwrap(), &tokens);
+    let parent = |chunk: usize| {
+        HashScheme::lmcache_builtin_parent(&tokens[chunk * 256..][..256], chunks[chunk].event_hash)
+    };
+    assert_eq!(parent(0), Some(root));
+    // Hashed as a number, a parent is reduced modulo 2^61 - 1.
+    let after = HashScheme::lmcache_builtin_after(256, parent(1).unwrap()).unwrap();
+    assert_eq!(blocks(after, &tokens[256..])[0].event_hash, chunks[1].event_hash);
+}

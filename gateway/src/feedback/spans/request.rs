@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use axum::body::Body;
 use http::{HeaderMap, HeaderValue, Request, StatusCode};
+use moongate_scheduler::TierHits;
 use moongate_telemetry::{SpanHandle, TraceId, Tracer};
 use tokio::time::Instant;
 
 use super::request_fields::{BodyReadState, PredictionSpan, RequestSpanFields, operation_name};
 use crate::error::ApiError;
-use crate::feedback::{ExpectedHits, TokenSource};
+use crate::feedback::TokenSource;
 use crate::request_body::InferenceApi;
 use crate::response::{ResponseFinish, TokenUsage};
 
@@ -98,8 +99,8 @@ impl RequestSpan {
     }
 
     /// Predicted hits of the engine that computes the prompt.
-    pub(crate) fn set_expected_hits(&mut self, expected: ExpectedHits) {
-        self.root.update_attributes(|fields| fields.predicted = Some(expected.hits));
+    pub(crate) fn set_expected_hits(&mut self, expected: TierHits) {
+        self.root.update_attributes(|fields| fields.predicted = Some(expected));
     }
 
     /// The first chunk of the response goes to the client now, `after` the request's arrival.

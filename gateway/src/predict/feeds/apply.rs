@@ -3,11 +3,14 @@
 use std::sync::Arc;
 
 use mooncake_wire::events::{
-    BlockHashes, BlockStored, EngineEvent, EngineEventBatch, EventDecodeError, StorageMedium,
+    BlockHashes, BlockRemoved, BlockStored, EngineEvent, EngineEventBatch, EventDecodeError, LoraAdapter,
+    StorageMedium,
 };
-use moongate_scheduler::index::EngineCacheTier;
+use moongate_scheduler::index::{BlockHashNamespace, EngineCacheTier};
 
-use crate::kv_index::{BlockKeyspace, EngineSlotGuard, HashRuleStatus, RankSlots};
+use crate::kv_index::{
+    BlockKeyspace, ChunkHashRule, ChunkRuleStatus, EngineSlotGuard, HashRuleStatus, RankSlots,
+};
 
 /// Blocks that are looked up before any is changed.
 const BLOCK_BATCH: usize = 64;
@@ -34,6 +37,8 @@ pub(crate) struct AppliedEvents {
     pub(crate) undecodable: u64,
     /// What is now known of the engine's hashes, if that has changed.
     pub(crate) hash_rule: Option<HashRuleStatus>,
+    /// What is now known of the chunks of its LMCache, if that has changed.
+    pub(crate) chunk_rule: Option<ChunkRuleStatus>,
 }
 
 impl EngineEventApplier {
@@ -73,6 +78,9 @@ impl EngineEventApplier {
             target.clear(None);
             target.slot.groups().clear();
             target.slot.hash_rule().clear();
+            target.slot.chunk_rule().clear();
+            target.slot.hit_history().clear();
+            target.slot.adapters().clear();
         }
     }
 
@@ -95,32 +103,56 @@ impl RankTarget<'_> {
         }
         for event in batch.events() {
             match event {
-                Ok(EngineEvent::Stored(stored)) => {
-                    let was_different = self.slot.hash_rule().is_different();
-                    let hash_rule = self.slot.hash_rule().check(self.keyspace, &stored);
-                    applied.hash_rule = hash_rule.or(applied.hash_rule);
-                    let is_different = self.slot.hash_rule().is_different();
-                    if is_different != was_different {
-                        // Earlier blocks are indexed by the wrong hashes.
-                        self.clear(None);
-                    }
-                    if is_different && !was_different {
-                        self.rehash(batch);
-                    }
-                    if let Some(group) = self.slot.groups().learn(&stored) {
-                        self.add(group, &stored);
-                    }
-                }
-                Ok(EngineEvent::Removed(removed)) => {
-                    if let Some(group) = self.slot.groups().known(removed.group) {
-                        self.remove(group, removed.medium, removed.hashes);
-                    }
+                Ok(EngineEvent::Stored(stored)) => self.stored(batch, &stored, &mut applied),
+                Ok(EngineEvent::Removed(removed)) => self.removed(&removed),
+                // The engine clears its own blocks; its LMCache keeps its chunks.
+                Ok(EngineEvent::Cleared(None)) if self.slot.chunk_rule().has_chunks() => {
+                    self.clear(Some(StorageMedium::Gpu));
                 }
                 Ok(EngineEvent::Cleared(medium)) => self.clear(medium),
                 Err(_) => applied.undecodable += 1,
             }
         }
         applied
+    }
+
+    fn stored(&self, batch: &EngineEventBatch<'_>, stored: &BlockStored<'_>, applied: &mut AppliedEvents) {
+        let chunk = self.slot.chunk_rule().read(self.keyspace, stored);
+        applied.chunk_rule = chunk.status.or(applied.chunk_rule);
+        if chunk.is_chunk {
+            // Also while the rule is not known: it is learned from the first ones.
+            self.apply_keys(self.chunks(), EngineCacheTier::L2, low_bits(stored.hashes), true);
+            return;
+        }
+        if let Some(LoraAdapter::Name(name)) = stored.lora {
+            self.slot.adapters().learn(name);
+        }
+        let was_different = self.slot.hash_rule().is_different();
+        if let Some(status) = self.slot.hash_rule().check(self.keyspace, stored) {
+            self.change_hashes(was_different, batch);
+            applied.hash_rule = Some(status);
+        }
+        if let (Some(group), Some(tier)) = (self.slot.groups().learn(stored), tier(stored.medium)) {
+            let namespace = self.keyspace.namespace().in_group(group);
+            if self.slot.hash_rule().is_different() {
+                let hashes = self.slot.rehashed().stored(stored.hashes, group, tier);
+                self.apply_keys(namespace, tier, hashes.into_iter(), true);
+            } else {
+                self.apply_keys(namespace, tier, low_bits(stored.hashes), true);
+            }
+        }
+    }
+
+    /// Starts or stops hashing the engine's blocks again, if its rule turned out to be another one than before.
+    fn change_hashes(&self, was_different: bool, batch: &EngineEventBatch<'_>) {
+        let is_different = self.slot.hash_rule().is_different();
+        if is_different != was_different {
+            // Earlier blocks are indexed by the wrong hashes.
+            self.clear(None);
+        }
+        if is_different && !was_different {
+            self.rehash(batch);
+        }
     }
 
     /// Computes the hashes of all blocks in the batch before any is indexed: events about a group with a sliding window, or about
@@ -134,6 +166,27 @@ impl RankTarget<'_> {
                 self.slot.rehashed().learn(self.keyspace, &stored);
             }
         }
+    }
+
+    fn removed(&self, removed: &BlockRemoved<'_>) {
+        self.slot.hit_history().record_removed(removed.hashes.len());
+        if removed.medium == Some(StorageMedium::StoreMemory) && self.slot.chunk_rule().has_chunks() {
+            self.apply_keys(self.chunks(), EngineCacheTier::L2, low_bits(removed.hashes), false);
+        } else if let (Some(group), Some(tier)) =
+            (self.slot.groups().known(removed.group), tier(removed.medium))
+        {
+            let namespace = self.keyspace.namespace().in_group(group);
+            if self.slot.hash_rule().is_different() {
+                let hashes = self.slot.rehashed().removed(removed.hashes, group, tier);
+                self.apply_keys(namespace, tier, hashes.into_iter(), false);
+            } else {
+                self.apply_keys(namespace, tier, low_bits(removed.hashes), false);
+            }
+        }
+    }
+
+    fn chunks(&self) -> BlockHashNamespace {
+        ChunkHashRule::namespace(self.keyspace)
     }
 
     /// Removes the rank's blocks in a medium, or all of them.
@@ -153,35 +206,14 @@ impl RankTarget<'_> {
         }
     }
 
-    fn add(&self, group: u32, stored: &BlockStored<'_>) {
-        let Some(tier) = tier(stored.medium) else { return };
-        if self.slot.hash_rule().is_different() {
-            let hashes = self.slot.rehashed().stored(stored.hashes, group, tier);
-            self.apply_blocks(group, tier, hashes.into_iter(), true);
-        } else {
-            self.apply_blocks(group, tier, stored.hashes.iter().map(|hash| hash.low64()), true);
-        }
-    }
-
-    fn remove(&self, group: u32, medium: Option<StorageMedium<'_>>, hashes: BlockHashes<'_>) {
-        let Some(tier) = tier(medium) else { return };
-        if self.slot.hash_rule().is_different() {
-            let hashes = self.slot.rehashed().removed(hashes, group, tier);
-            self.apply_blocks(group, tier, hashes.into_iter(), false);
-        } else {
-            self.apply_blocks(group, tier, hashes.iter().map(|hash| hash.low64()), false);
-        }
-    }
-
-    fn apply_blocks(
+    fn apply_keys(
         &self,
-        group: u32,
+        namespace: BlockHashNamespace,
         tier: EngineCacheTier,
         hashes: impl Iterator<Item = u64>,
         stored: bool,
     ) {
         let (index, slot) = (self.slot.index(), self.slot.slot());
-        let namespace = self.keyspace.namespace().in_group(group);
         let mut keys = hashes.map(|hash| namespace.key(hash));
         let mut batch = [0; BLOCK_BATCH];
         loop {
@@ -202,6 +234,11 @@ impl RankTarget<'_> {
             });
         }
     }
+}
+
+/// The parts of hashes that are indexed.
+fn low_bits<'a>(hashes: BlockHashes<'a>) -> impl Iterator<Item = u64> + use<'a> {
+    hashes.iter().map(|hash| hash.low64())
 }
 
 /// The tier of a medium; `None` if it is not the engine's own memory.

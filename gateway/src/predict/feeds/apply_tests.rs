@@ -82,7 +82,7 @@ fn stored_after<'a>(
 fn a_recorded_event_makes_a_hit_and_a_restart_ends_it() {
     let engine = TestEngine::new(1);
     let mut applier = engine.applier(0, 0).unwrap();
-    let confirmed = AppliedEvents { hash_rule: Some(HashRuleStatus::Confirmed), undecodable: 0 };
+    let confirmed = AppliedEvents { hash_rule: Some(HashRuleStatus::Confirmed), ..AppliedEvents::default() };
     assert_eq!(applier.apply(&bytes(STORED)).unwrap(), confirmed);
     let hash = HASH.cast_unsigned();
     assert_eq!(engine.hits(&[hash]), [1]);
@@ -142,8 +142,10 @@ fn blocks_with_unknown_hashes_are_indexed_by_tokens() {
     let theirs = [10, 11, 12].map(BlockHash::Int);
     let mut apply = |event| source.apply(&batch(0, event)).unwrap();
 
-    let unknown =
-        AppliedEvents { hash_rule: Some(HashRuleStatus::Different { actual: None }), undecodable: 0 };
+    let unknown = AppliedEvents {
+        hash_rule: Some(HashRuleStatus::Different { actual: None }),
+        ..AppliedEvents::default()
+    };
     assert_eq!(apply(stored_after(None, &theirs[..2], &tokens[..64], StorageMedium::Gpu)), unknown);
     assert_eq!(engine.hits(&own), [2]);
     assert_eq!(engine.hits(&[10, 11]), [0], "the engine's own hashes are not indexed");

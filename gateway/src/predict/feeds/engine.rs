@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use super::apply::{AppliedEvents, EngineEventApplier};
 use crate::feedback::EventFeedMetrics;
-use crate::kv_index::HashRuleStatus;
+use crate::kv_index::{ChunkRuleStatus, HashRuleStatus};
 
 /// Time limit for the next message of a replay.
 const REPLAY_STEP_TIMEOUT: Duration = Duration::from_secs(2);
@@ -142,11 +142,14 @@ impl EngineFeed {
         }
         self.next_sequence = sequence + 1;
         match self.applier.apply(payload) {
-            Ok(AppliedEvents { undecodable, hash_rule }) => {
+            Ok(AppliedEvents { undecodable, hash_rule, chunk_rule }) => {
                 self.metrics.applied.inc();
                 self.metrics.undecodable.inc_by(undecodable);
                 if let Some(status) = hash_rule {
                     self.report_hash_rule(&status);
+                }
+                if let Some(status) = chunk_rule {
+                    self.report_chunk_rule(status);
                 }
             }
             Err(error) => {
@@ -174,6 +177,21 @@ impl EngineFeed {
                 engine,
                 "KV events: the engine's block hashes follow an unknown rule, so its blocks are indexed by the tokens in its \
                  events, without adapters and a store; check its release and whether speculative decoding changes its hashes"
+            ),
+        }
+    }
+
+    fn report_chunk_rule(&self, status: ChunkRuleStatus) {
+        let engine = &self.name;
+        match status {
+            ChunkRuleStatus::NoChunks | ChunkRuleStatus::Learning => {}
+            ChunkRuleStatus::Known(rule) => {
+                tracing::info!(engine, %rule, "KV events: the engine uses LMCache, whose chunks are predicted");
+            }
+            ChunkRuleStatus::Unknown => tracing::warn!(
+                engine,
+                "KV events: the engine uses LMCache with an unknown hash rule, so that hits in LMCache are not predicted; configure \
+                 LMCache with `pre_caching_hash_algorithm: sha256_cbor`"
             ),
         }
     }
