@@ -46,7 +46,9 @@ pub fn prediction_gaps(facts: &EngineFacts) -> Vec<PredictionGap> {
         Some(EngineBlockHashing::Opaque { name }) => {
             gaps.push(gap(
                 "unknown_hashes",
-                format!("block hashes of {name} cannot be computed: nothing is predicted"),
+                format!(
+                    "block hashes cannot be computed ({name}); blocks are indexed by the tokens in events, without adapters and a store"
+                ),
             ));
         }
         None => gaps.push(gap("unknown_hashes", "block hashes are not reported: nothing is predicted")),
@@ -94,10 +96,13 @@ pub(crate) fn observed_gaps(facts: &EngineFacts, ranks: &[Arc<EngineSlotGuard>])
             }
             HashRuleStatus::Unchecked => {}
             status @ HashRuleStatus::Different { .. } => {
-                add(
-                    "unverified_rule",
-                    format!("block hashes are {status}; none of its cached blocks is predicted"),
-                );
+                // Known from the engine's responses.
+                if !matches!(facts.hashing, Some(EngineBlockHashing::Opaque { .. })) {
+                    add(
+                        "unverified_rule",
+                        format!("block hashes are {status}, without adapters and a store"),
+                    );
+                }
             }
         }
         if slot.groups().has_unknown() {
