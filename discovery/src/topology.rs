@@ -259,13 +259,16 @@ impl EngineFacts {
     }
 }
 
-/// A LoRA adapter that an engine has loaded (vLLM's `/v1/models`).
+/// A LoRA adapter that an engine has loaded (`/v1/models`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoraAdapterFacts {
     /// The adapter's name, by which requests select it.
     pub name: String,
     /// Where the engine has loaded it from; `None` if its block hashes do not depend on it.
     pub path: Option<String>,
+    /// SGLang's identifier, on which its block hashes depend. `None` if it is not reported, as for adapters that were loaded at runtime:
+    /// then hashes cannot be computed.
+    pub id: Option<String>,
 }
 
 /// Order in which an engine schedules priorities.

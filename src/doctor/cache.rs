@@ -75,6 +75,13 @@ fn missing_features(facts: &EngineFacts) -> Vec<String> {
         (None, EngineKind::Sglang) => {
             lacks.push("no prefix cache; start SGLang without --disable-radix-cache".to_owned());
         }
+        (Some(EngineBlockHashing::Sglang { namespaced: Some(true), namespaced_events: false, .. }), _)
+            if !events.is_empty() =>
+        {
+            lacks.push(
+                r#"requests with `extra_key` are not predicted, and their blocks count as those of plain prompts: KV events do not tell them apart; if you use it, add "format":"dynamo" to --kv-events-config"#.to_owned(),
+            );
+        }
         (Some(_), _) => {}
     }
     if let Some(store) = &facts.store {

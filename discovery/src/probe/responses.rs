@@ -80,6 +80,9 @@ pub(crate) struct SglangServerInfo {
     pub(crate) disable_priority_preemption: Option<bool>,
     #[serde(default, deserialize_with = "lenient")]
     pub(crate) priority_scheduling_preemption_threshold: Option<u64>,
+    /// LoRA adapters of the command line.
+    #[serde(default)]
+    pub(crate) lora_paths: Option<Value>,
     #[serde(default)]
     pub(crate) kv_events: Option<Value>,
     #[serde(default)]

@@ -80,6 +80,10 @@ impl EngineHashRule {
             None => return None,
         };
         let mut status = self.status.lock();
+        if *status == HashRuleStatus::Confirmed && keyspace.has_unmarked_namespaces() {
+            // A block of a namespace, which looks like one without.
+            return None;
+        }
         (*status != found).then(|| {
             status.clone_from(&found);
             found

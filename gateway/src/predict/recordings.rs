@@ -31,6 +31,7 @@ fn facts(block_tokens: u32, adapters: &[(&str, &str)]) -> EngineFacts {
     let adapter = |&(name, path): &(&str, &str)| LoraAdapterFacts {
         name: name.to_owned(),
         path: Some(path.to_owned()),
+        id: None,
     };
     EngineFacts {
         models: vec!["tiny".to_owned()],
@@ -41,6 +42,25 @@ fn facts(block_tokens: u32, adapters: &[(&str, &str)]) -> EngineFacts {
         }),
         adapters: adapters.iter().map(adapter).collect(),
         ..EngineFacts::unreported(EngineKind::Vllm)
+    }
+}
+
+/// SGLang with LoRA adapters, by their names and identifiers.
+fn sglang(adapters: &[(&str, &str)]) -> EngineFacts {
+    let adapter = |&(name, id): &(&str, &str)| LoraAdapterFacts {
+        name: name.to_owned(),
+        path: None,
+        id: Some(id.to_owned()),
+    };
+    EngineFacts {
+        engine: EngineKind::Sglang,
+        hashing: Some(EngineBlockHashing::Sglang {
+            namespaced: Some(true),
+            bigrams: false,
+            namespaced_events: false,
+        }),
+        adapters: adapters.iter().map(adapter).collect(),
+        ..facts(32, &[])
     }
 }
 
@@ -110,6 +130,18 @@ fn adapters_are_predicted_as_found() {
     assert!(accuracy.right >= 0.99 && accuracy.cached > 0.2, "{accuracy:?}");
     // Without their paths, the adapters would have other hashes.
     let without = replay(recording, &facts(32, &[]));
+    assert!(without.right < 0.97, "{without:?}");
+}
+
+#[test]
+fn sglang_adapters_are_predicted_as_found() {
+    let adapters =
+        [("poet", "e37dc9aa2ee959e2a5183181e43aeda0"), ("coder", "133c1cf482bc55a2b3a48601f6045779")];
+    let recording = include_str!("recordings/sglang-lora.jsonl");
+    let accuracy = replay(recording, &sglang(&adapters));
+    assert!(accuracy.right >= 0.99 && accuracy.cached > 0.2, "{accuracy:?}");
+    // Without their identifiers, the adapters would have the base model's hashes.
+    let without = replay(recording, &sglang(&[]));
     assert!(without.right < 0.97, "{without:?}");
 }
 

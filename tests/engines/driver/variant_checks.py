@@ -12,6 +12,8 @@ from hits import HIT_CHECKS, Hits, Tally
 from pairs import DECODE, GATEWAY_PORT, HOST, PREFILL
 from prompts import COMPLETIONS, Prompt, completion, ids
 from talk import Metrics, Stream, post
+from sglang_namespace_checks import ADAPTER_CHECKS, extra_keys_with_marks, extra_keys_without_marks
+from sglang_rank_checks import RANK_CHECKS
 from variants import ADAPTERS
 
 BURST_GROUPS, BURST_REQUESTS, BURST_PREFIX, BURST_REST = 8, 6, 512, 32
@@ -124,4 +126,9 @@ VARIANT_CHECKS = {
     "vllm-hybrid": _EXACT,
     "vllm-recurrent": _EXACT,
     "vllm-burst": [bursts_with_one_prefix],
+    "sglang-dp": RANK_CHECKS,
+    "sglang-lora": [*ADAPTER_CHECKS, extra_keys_without_marks, _ORDINARY["mixed_prompts"], _ORDINARY["a_late_gateway"]],
+    "sglang-dynamo": [*ADAPTER_CHECKS, extra_keys_with_marks, _ORDINARY["mixed_prompts"], _ORDINARY["a_late_gateway"]],
+    "sglang-swa": _EXACT,
+    "sglang-recurrent": _EXACT,
 }

@@ -15,6 +15,7 @@ from pairs import (
     events,
     vllm,
 )
+from sglang_variants import SGLANG_VARIANTS
 
 ADAPTERS = ["poet", "coder"]
 
@@ -71,4 +72,5 @@ VARIANTS = {
     "vllm-hybrid": vllm_hybrid,
     "vllm-recurrent": vllm_recurrent,
     "vllm-burst": vllm_burst,
+    **SGLANG_VARIANTS,
 }

@@ -28,7 +28,11 @@ impl TestEngine {
         let facts = EngineFacts {
             models: vec!["tiny".to_owned()],
             page_size: Some(32),
-            hashing: Some(EngineBlockHashing::Sglang { namespaced: None, bigrams: false }),
+            hashing: Some(EngineBlockHashing::Sglang {
+                namespaced: None,
+                bigrams: false,
+                namespaced_events: false,
+            }),
             ..EngineFacts::unreported(EngineKind::Sglang)
         };
         let index = KvIndex::new(100);
