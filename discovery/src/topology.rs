@@ -231,6 +231,9 @@ pub struct EngineFacts {
     /// Order of queued requests by the priority in their bodies; `None` if the engine ignores priorities, or preempts running requests
     /// for them.
     pub priority_order: Option<PriorityOrder>,
+    /// Whether a cached prefix can only be reused where a request ended or branched off, as far as KV events show: SGLang with layers
+    /// that have a sliding window or a recurrent state, whose caches have no events.
+    pub reuses_at_checkpoints: bool,
     /// LoRA adapters among [`EngineFacts::models`].
     pub adapters: Vec<LoraAdapterFacts>,
 }
@@ -254,6 +257,7 @@ impl EngineFacts {
             host_cache: None,
             store: None,
             priority_order: None,
+            reuses_at_checkpoints: false,
             adapters: Vec::new(),
         }
     }

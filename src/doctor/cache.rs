@@ -23,7 +23,16 @@ pub(super) fn describe(facts: &EngineFacts) -> String {
         }
     };
     let host = facts.host_cache.filter(|has| *has).map(|_| "host memory".to_owned());
-    let parts = page.into_iter().chain([hashing, events]).chain(host).chain(facts.store.as_ref().map(store));
+    let hybrid = facts.reuses_at_checkpoints.then(|| {
+        "a hybrid model, of which only prefixes where a request ended or branched off count as cached"
+            .to_owned()
+    });
+    let parts = page
+        .into_iter()
+        .chain([hashing, events])
+        .chain(hybrid)
+        .chain(host)
+        .chain(facts.store.as_ref().map(store));
     format!("KV cache: {}", parts.collect::<Vec<_>>().join(", "))
 }
 

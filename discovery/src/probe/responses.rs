@@ -80,6 +80,12 @@ pub(crate) struct SglangServerInfo {
     pub(crate) disable_priority_preemption: Option<bool>,
     #[serde(default, deserialize_with = "lenient")]
     pub(crate) priority_scheduling_preemption_threshold: Option<u64>,
+    /// Whether the model has layers with a recurrent state.
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) uses_mamba_radix_cache: Option<bool>,
+    /// One per data-parallel rank.
+    #[serde(default)]
+    pub(crate) internal_states: Option<Value>,
     /// LoRA adapters of the command line.
     #[serde(default)]
     pub(crate) lora_paths: Option<Value>,
@@ -137,6 +143,15 @@ impl SglangServerInfo {
             Some(true) => PriorityOrder::SmallestFirst,
             _ => PriorityOrder::LargestFirst,
         })
+    }
+
+    /// Whether layers with a sliding window have a cache of their own, or layers a recurrent state.
+    pub(crate) fn is_hybrid(&self) -> bool {
+        let states = self.internal_states.as_ref().and_then(Value::as_array);
+        let has_window_cache =
+            |state: &Value| state.pointer("/memory_usage/token_capacity_swa").is_some_and(Value::is_number);
+        self.uses_mamba_radix_cache == Some(true)
+            || states.is_some_and(|states| states.iter().any(has_window_cache))
     }
 
     pub(crate) fn role(&self) -> Option<EngineRole> {

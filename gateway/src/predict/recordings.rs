@@ -24,6 +24,8 @@ enum RecordedStep {
 #[derive(Debug)]
 struct Accuracy {
     right: f64,
+    /// Predicted, but not found.
+    false_hits: f64,
     cached: f64,
 }
 
@@ -73,9 +75,11 @@ fn replay(recording: &str, facts: &EngineFacts) -> Accuracy {
     let base = BlockKeyspace::from_facts(facts).unwrap();
     let index = KvIndex::new(100_000);
     let slots = EngineSlots::new(index.clone()).of_ranks(1);
-    let mut applier = EngineEventApplier::new(slots.clone(), 0, 0, Arc::new(base.clone())).unwrap();
+    let mut applier = EngineEventApplier::new(slots.clone(), 0, 0, Arc::new(base.clone()))
+        .unwrap()
+        .with_checkpoints(facts.reuses_at_checkpoints);
     let engine = &*slots[0];
-    let (mut tokens, mut wrong, mut found) = (0, 0, 0);
+    let (mut tokens, mut wrong, mut false_hits, mut found) = (0, 0, 0, 0);
     for line in recording.lines() {
         match serde_json::from_str(line).unwrap() {
             RecordedStep::Events { events } => {
@@ -87,12 +91,13 @@ fn replay(recording: &str, facts: &EngineFacts) -> Accuracy {
                 let predicted = predict(&index, engine, &keyspace, prompt);
                 (tokens, found) = (tokens + length, found + cached);
                 wrong += predicted.abs_diff(cached);
+                false_hits += predicted.saturating_sub(cached);
             }
         }
     }
     assert_eq!(engine.hash_rule().status(), HashRuleStatus::Confirmed);
     let share = |part: u32| f64::from(part) / f64::from(tokens);
-    Accuracy { right: 1.0 - share(wrong), cached: share(found) }
+    Accuracy { right: 1.0 - share(wrong), false_hits: share(false_hits), cached: share(found) }
 }
 
 fn predict(
@@ -143,6 +148,18 @@ fn sglang_adapters_are_predicted_as_found() {
     // Without their identifiers, the adapters would have the base model's hashes.
     let without = replay(recording, &sglang(&[]));
     assert!(without.right < 0.97, "{without:?}");
+}
+
+#[test]
+fn sglang_sliding_windows_are_never_predicted_falsely() {
+    let recording = include_str!("recordings/sglang-spark.jsonl");
+    let hybrid = EngineFacts { reuses_at_checkpoints: true, ..sglang(&[]) };
+    let accuracy = replay(recording, &hybrid);
+    assert!(accuracy.right >= 0.97 && accuracy.cached > 0.3, "{accuracy:?}");
+    assert_eq!(accuracy.false_hits, 0.0, "{accuracy:?}");
+    // All blocks in events would be too many.
+    let all = replay(recording, &sglang(&[]));
+    assert!(all.false_hits > 0.0, "{all:?}");
 }
 
 #[test]

@@ -62,7 +62,8 @@ def sglang_swa(installed: Path, _logs: Path) -> Pair:
 
 def sglang_recurrent(installed: Path, _logs: Path) -> Pair:
     """LFM2: most of its layers have a state instead of a cache of tokens."""
-    return _worker(installed, [], "tiny-lfm2")
+    # The default handling of states has pages of one token.
+    return _worker(installed, ["--page-size", "1"], "tiny-lfm2")
 
 
 SGLANG_VARIANTS = {

@@ -12,6 +12,7 @@ from hits import HIT_CHECKS, Hits, Tally
 from pairs import DECODE, GATEWAY_PORT, HOST, PREFILL
 from prompts import COMPLETIONS, Prompt, completion, ids
 from talk import Metrics, Stream, post
+from sglang_hybrid_checks import HYBRID_CHECKS
 from sglang_namespace_checks import ADAPTER_CHECKS, extra_keys_with_marks, extra_keys_without_marks
 from sglang_rank_checks import RANK_CHECKS
 from variants import ADAPTERS
@@ -129,6 +130,6 @@ VARIANT_CHECKS = {
     "sglang-dp": RANK_CHECKS,
     "sglang-lora": [*ADAPTER_CHECKS, extra_keys_without_marks, _ORDINARY["mixed_prompts"], _ORDINARY["a_late_gateway"]],
     "sglang-dynamo": [*ADAPTER_CHECKS, extra_keys_with_marks, _ORDINARY["mixed_prompts"], _ORDINARY["a_late_gateway"]],
-    "sglang-swa": _EXACT,
-    "sglang-recurrent": _EXACT,
+    "sglang-swa": HYBRID_CHECKS,
+    "sglang-recurrent": HYBRID_CHECKS,
 }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use mooncake_wire::events::{BlockHashes, EngineEvent, EngineEventBatch, EventDecodeError, StorageMedium};
+use mooncake_wire::events::{
+    BlockHashes, BlockStored, EngineEvent, EngineEventBatch, EventDecodeError, StorageMedium,
+};
 use moongate_scheduler::index::EngineCacheTier;
 
 use crate::kv_index::{BlockKeyspace, EngineSlotGuard, HashRuleStatus, RankSlots};
@@ -21,6 +23,8 @@ pub(crate) struct EngineEventApplier {
     first_number: u32,
     /// How predictions hash the engine's blocks.
     keyspace: Arc<BlockKeyspace>,
+    /// Whether the engine reuses prefixes only at checkpoints.
+    has_checkpoints: bool,
     /// The ranks of this source, in ascending order, as far as known.
     published: Vec<usize>,
 }
@@ -46,7 +50,19 @@ impl EngineEventApplier {
             1 => 0,
             _ => usize::try_from(number.checked_sub(first_number)?).ok()?,
         };
-        (rank < slots.len()).then(|| Self { slots, rank, first_number, keyspace, published: vec![rank] })
+        (rank < slots.len()).then(|| Self {
+            slots,
+            rank,
+            first_number,
+            keyspace,
+            has_checkpoints: false,
+            published: vec![rank],
+        })
+    }
+
+    /// For an engine that reuses prefixes only at checkpoints: where a request ended or branched off.
+    pub(crate) fn with_checkpoints(self, has_checkpoints: bool) -> Self {
+        Self { has_checkpoints, ..self }
     }
 
     /// Applies the batch in `payload`.
@@ -75,7 +91,8 @@ impl EngineEventApplier {
     }
 
     fn target(&self, rank: usize) -> Option<RankTarget<'_>> {
-        Some(RankTarget { slot: self.slots.get(rank)?, keyspace: &self.keyspace })
+        let Self { keyspace, has_checkpoints, .. } = self;
+        Some(RankTarget { slot: self.slots.get(rank)?, keyspace, has_checkpoints: *has_checkpoints })
     }
 }
 
@@ -83,6 +100,7 @@ impl EngineEventApplier {
 struct RankTarget<'a> {
     slot: &'a EngineSlotGuard,
     keyspace: &'a BlockKeyspace,
+    has_checkpoints: bool,
 }
 
 impl RankTarget<'_> {
@@ -96,10 +114,17 @@ impl RankTarget<'_> {
                     if let Some(group) = self.slot.groups().learn(&stored) {
                         self.apply_blocks(group, stored.medium, stored.hashes, true);
                     }
+                    if self.has_checkpoints {
+                        self.add_checkpoints(&stored);
+                    }
                 }
                 Ok(EngineEvent::Removed(removed)) => {
                     if let Some(group) = self.slot.groups().known(removed.group) {
                         self.apply_blocks(group, removed.medium, removed.hashes, false);
+                    }
+                    if self.has_checkpoints {
+                        let checkpoints = self.slot.groups().learn_checkpoints(self.keyspace.page_tokens());
+                        self.apply_blocks(checkpoints, removed.medium, removed.hashes, false);
                     }
                 }
                 Ok(EngineEvent::Cleared(medium)) => self.clear(medium),
@@ -107,6 +132,20 @@ impl RankTarget<'_> {
             }
         }
         applied
+    }
+
+    /// Adds the checkpoints that the blocks of a request imply: their last one, and the one at which the request branched off. Both
+    /// were computed with all that following tokens attend to; of the others that is not known.
+    fn add_checkpoints(&self, stored: &BlockStored<'_>) {
+        if tier(stored.medium) != Some(EngineCacheTier::L1) {
+            return;
+        }
+        let (index, slot) = (self.slot.index(), self.slot.slot());
+        let group = self.slot.groups().learn_checkpoints(self.keyspace.page_tokens());
+        let namespace = self.keyspace.namespace().in_group(group);
+        let ends = stored.parent.into_iter().chain(stored.hashes.iter().last());
+        let keys: Vec<u64> = ends.map(|hash| namespace.key(hash.low64())).collect();
+        index.update_blocks(&keys, |index, keys| index.add_engine_blocks(slot, EngineCacheTier::L1, keys));
     }
 
     /// Removes the rank's blocks in a medium, or all of them.
