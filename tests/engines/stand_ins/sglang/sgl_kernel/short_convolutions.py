@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 PAD_SLOT_ID = -1
+ABSENT_OPERATORS = ("fused_sigmoid_gating_delta_rule_update_cpu", "fused_gdn_gating_cpu")
 TRITON_MODULE = "sglang.kernels.ops.mamba.causal_conv1d_triton"
 
 
@@ -61,3 +62,6 @@ def install() -> None:
     module.causal_conv1d_fn, module.causal_conv1d_update = causal_conv1d_fn, causal_conv1d_update
     module.__getattr__ = sys.modules["sgl_kernel"].__getattr__
     sys.modules[TRITON_MODULE] = module
+    # Looked up with other models' kernels, and not called.
+    for name in ABSENT_OPERATORS:
+        setattr(torch.ops.sgl_kernel, name, module.__getattr__(name))
