@@ -28,7 +28,7 @@ def causal_conv1d_fn(
         slot = number if cache_indices is None else int(cache_indices[number])
         if slot == pad_slot_id or start == end:
             continue
-        state = torch.zeros_like(x[:, :kept])
+        state = x.new_zeros(x.shape[0], kept)
         if has_initial_state is not None and bool(has_initial_state[number]):
             state = conv_states[slot, :, -kept:].to(x.dtype)
         inputs = torch.cat([state, x[:, start:end]], dim=1)
