@@ -231,9 +231,8 @@ pub struct EngineFacts {
     /// Order of queued requests by the priority in their bodies; `None` if the engine ignores priorities, or preempts running requests
     /// for them.
     pub priority_order: Option<PriorityOrder>,
-    /// Whether a cached prefix can only be reused where a request ended or branched off, as far as KV events show: SGLang with layers
-    /// that have a sliding window or a recurrent state, whose caches have no events.
-    pub reuses_at_checkpoints: bool,
+    /// Where a cached prefix can be reused, as far as KV events show, if not after every block.
+    pub checkpoints: Option<PrefixCheckpoints>,
     /// LoRA adapters among [`EngineFacts::models`].
     pub adapters: Vec<LoraAdapterFacts>,
 }
@@ -257,10 +256,19 @@ impl EngineFacts {
             host_cache: None,
             store: None,
             priority_order: None,
-            reuses_at_checkpoints: false,
+            checkpoints: None,
             adapters: Vec::new(),
         }
     }
+}
+
+/// Where an SGLang with layers of several kinds can reuse a cached prefix. Its events are only about layers with full attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PrefixCheckpoints {
+    /// A recurrent state is kept for the end of each request.
+    RequestEnds,
+    /// One window is kept for the end of each request, and for where one branched off another.
+    RequestEndsAndBranches,
 }
 
 /// A LoRA adapter that an engine has loaded (`/v1/models`).

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use moongate_discovery::{EngineBlockHashing, EngineFacts, EngineKind, EngineStoreFacts, StoreKeyScheme};
+use moongate_discovery::{
+    EngineBlockHashing, EngineFacts, EngineKind, EngineStoreFacts, PrefixCheckpoints, StoreKeyScheme,
+};
 
 /// Describes an engine's KV cache in one line of text.
 pub(super) fn describe(facts: &EngineFacts) -> String {
@@ -23,9 +25,12 @@ pub(super) fn describe(facts: &EngineFacts) -> String {
         }
     };
     let host = facts.host_cache.filter(|has| *has).map(|_| "host memory".to_owned());
-    let hybrid = facts.reuses_at_checkpoints.then(|| {
-        "a hybrid model, of which only prefixes where a request ended or branched off count as cached"
-            .to_owned()
+    let hybrid = facts.checkpoints.map(|checkpoints| {
+        let places = match checkpoints {
+            PrefixCheckpoints::RequestEnds => "ended",
+            PrefixCheckpoints::RequestEndsAndBranches => "ended or branched off",
+        };
+        format!("a hybrid model, of which only prefixes where a request {places} count as cached")
     });
     let parts = page
         .into_iter()

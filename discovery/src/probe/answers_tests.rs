@@ -59,16 +59,17 @@ fn hybrid_models_of_sglang_have_a_window_cache_or_states() {
     };
     let state = |capacity: &str| {
         let state = format!(r#"{{"memory_usage":{{"token_capacity":9,"token_capacity_swa":{capacity}}}}}"#);
-        hybrid(&format!(r#","internal_states":[{state}]"#)).is_hybrid()
+        hybrid(&format!(r#","internal_states":[{state}]"#)).checkpoints()
     };
-    assert!(state("6144") && !state("null"));
-    assert!(hybrid(r#","uses_mamba_radix_cache":true"#).is_hybrid());
+    assert_eq!((state("6144"), state("null")), (Some(PrefixCheckpoints::RequestEndsAndBranches), None));
+    let states = hybrid(r#","uses_mamba_radix_cache":true"#).checkpoints();
+    assert_eq!(states, Some(PrefixCheckpoints::RequestEnds));
     for other in
         ["", r#","internal_states":7"#, r#","internal_states":[]"#, r#","uses_mamba_radix_cache":"x""#]
     {
-        assert!(!hybrid(other).is_hybrid(), "{other}");
+        assert_eq!(hybrid(other).checkpoints(), None, "{other}");
     }
-    assert!(!SglangServerInfo::parse(RECORDED_SERVER_INFO).unwrap().is_hybrid());
+    assert_eq!(SglangServerInfo::parse(RECORDED_SERVER_INFO).unwrap().checkpoints(), None);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::kv_cache::{MAX_RANKS, PrefetchPolicy};
 use crate::kv_transfer::KvConnector;
-use crate::topology::{EngineRole, PriorityOrder};
+use crate::topology::{EngineRole, PrefixCheckpoints, PriorityOrder};
 
 /// Maximum number of model names per engine.
 const MAX_MODELS: usize = 1024;
@@ -145,13 +145,15 @@ impl SglangServerInfo {
         })
     }
 
-    /// Whether layers with a sliding window have a cache of their own, or layers a recurrent state.
-    pub(crate) fn is_hybrid(&self) -> bool {
-        let states = self.internal_states.as_ref().and_then(Value::as_array);
+    /// Layers with a sliding window may have a cache of their own, and layers a recurrent state.
+    pub(crate) fn checkpoints(&self) -> Option<PrefixCheckpoints> {
+        if self.uses_mamba_radix_cache == Some(true) {
+            return Some(PrefixCheckpoints::RequestEnds);
+        }
+        let states = self.internal_states.as_ref().and_then(Value::as_array)?;
         let has_window_cache =
             |state: &Value| state.pointer("/memory_usage/token_capacity_swa").is_some_and(Value::is_number);
-        self.uses_mamba_radix_cache == Some(true)
-            || states.is_some_and(|states| states.iter().any(has_window_cache))
+        states.iter().any(has_window_cache).then_some(PrefixCheckpoints::RequestEndsAndBranches)
     }
 
     pub(crate) fn role(&self) -> Option<EngineRole> {

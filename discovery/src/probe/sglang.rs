@@ -52,7 +52,7 @@ pub(super) async fn probe(
         host_cache: info.enable_hierarchical_cache,
         store: store::sglang(&info, &listed.declared.kv),
         priority_order: info.priority_order(),
-        reuses_at_checkpoints: info.is_hybrid(),
+        checkpoints: info.checkpoints(),
         adapters,
         ..EngineFacts::unreported(EngineKind::Sglang)
     };

@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use moongate_discovery::{EngineBlockHashing, EngineFacts, EngineKind, LoraAdapterFacts, VllmHashAlgorithm};
+use moongate_discovery::{
+    EngineBlockHashing, EngineFacts, EngineKind, LoraAdapterFacts, PrefixCheckpoints, VllmHashAlgorithm,
+};
 use moongate_scheduler::index::IndexLookup;
 use serde::Deserialize;
 
@@ -77,7 +79,7 @@ fn replay(recording: &str, facts: &EngineFacts) -> Accuracy {
     let slots = EngineSlots::new(index.clone()).of_ranks(1);
     let mut applier = EngineEventApplier::new(slots.clone(), 0, 0, Arc::new(base.clone()))
         .unwrap()
-        .with_checkpoints(facts.reuses_at_checkpoints);
+        .with_checkpoints(facts.checkpoints);
     let engine = &*slots[0];
     let (mut tokens, mut wrong, mut false_hits, mut found) = (0, 0, 0, 0);
     for line in recording.lines() {
@@ -153,7 +155,7 @@ fn sglang_adapters_are_predicted_as_found() {
 #[test]
 fn sglang_sliding_windows_are_never_predicted_falsely() {
     let recording = include_str!("recordings/sglang-spark.jsonl");
-    let hybrid = EngineFacts { reuses_at_checkpoints: true, ..sglang(&[]) };
+    let hybrid = EngineFacts { checkpoints: Some(PrefixCheckpoints::RequestEndsAndBranches), ..sglang(&[]) };
     let accuracy = replay(recording, &hybrid);
     assert!(accuracy.right >= 0.97 && accuracy.cached > 0.3, "{accuracy:?}");
     assert_eq!(accuracy.false_hits, 0.0, "{accuracy:?}");

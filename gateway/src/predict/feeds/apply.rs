@@ -5,6 +5,7 @@ use std::sync::Arc;
 use mooncake_wire::events::{
     BlockHashes, BlockStored, EngineEvent, EngineEventBatch, EventDecodeError, StorageMedium,
 };
+use moongate_discovery::PrefixCheckpoints;
 use moongate_scheduler::index::EngineCacheTier;
 
 use crate::kv_index::{BlockKeyspace, EngineSlotGuard, HashRuleStatus, RankSlots};
@@ -23,8 +24,8 @@ pub(crate) struct EngineEventApplier {
     first_number: u32,
     /// How predictions hash the engine's blocks.
     keyspace: Arc<BlockKeyspace>,
-    /// Whether the engine reuses prefixes only at checkpoints.
-    has_checkpoints: bool,
+    /// Where the engine can reuse prefixes, if not after every block.
+    checkpoints: Option<PrefixCheckpoints>,
     /// The ranks of this source, in ascending order, as far as known.
     published: Vec<usize>,
 }
@@ -55,14 +56,14 @@ impl EngineEventApplier {
             rank,
             first_number,
             keyspace,
-            has_checkpoints: false,
+            checkpoints: None,
             published: vec![rank],
         })
     }
 
-    /// For an engine that reuses prefixes only at checkpoints: where a request ended or branched off.
-    pub(crate) fn with_checkpoints(self, has_checkpoints: bool) -> Self {
-        Self { has_checkpoints, ..self }
+    /// For an engine that reuses prefixes only at checkpoints, if it does.
+    pub(crate) fn with_checkpoints(self, checkpoints: Option<PrefixCheckpoints>) -> Self {
+        Self { checkpoints, ..self }
     }
 
     /// Applies the batch in `payload`.
@@ -91,8 +92,8 @@ impl EngineEventApplier {
     }
 
     fn target(&self, rank: usize) -> Option<RankTarget<'_>> {
-        let Self { keyspace, has_checkpoints, .. } = self;
-        Some(RankTarget { slot: self.slots.get(rank)?, keyspace, has_checkpoints: *has_checkpoints })
+        let Self { keyspace, checkpoints, .. } = self;
+        Some(RankTarget { slot: self.slots.get(rank)?, keyspace, checkpoints: *checkpoints })
     }
 }
 
@@ -100,7 +101,7 @@ impl EngineEventApplier {
 struct RankTarget<'a> {
     slot: &'a EngineSlotGuard,
     keyspace: &'a BlockKeyspace,
-    has_checkpoints: bool,
+    checkpoints: Option<PrefixCheckpoints>,
 }
 
 impl RankTarget<'_> {
@@ -114,15 +115,15 @@ impl RankTarget<'_> {
                     if let Some(group) = self.slot.groups().learn(&stored) {
                         self.apply_blocks(group, stored.medium, stored.hashes, true);
                     }
-                    if self.has_checkpoints {
-                        self.add_checkpoints(&stored);
+                    if let Some(kind) = self.checkpoints {
+                        self.add_checkpoints(kind, &stored);
                     }
                 }
                 Ok(EngineEvent::Removed(removed)) => {
                     if let Some(group) = self.slot.groups().known(removed.group) {
                         self.apply_blocks(group, removed.medium, removed.hashes, false);
                     }
-                    if self.has_checkpoints {
+                    if self.checkpoints.is_some() {
                         let checkpoints = self.slot.groups().learn_checkpoints(self.keyspace.page_tokens());
                         self.apply_blocks(checkpoints, removed.medium, removed.hashes, false);
                     }
@@ -134,16 +135,17 @@ impl RankTarget<'_> {
         applied
     }
 
-    /// Adds the checkpoints that the blocks of a request imply: their last one, and the one at which the request branched off. Both
-    /// were computed with all that following tokens attend to; of the others that is not known.
-    fn add_checkpoints(&self, stored: &BlockStored<'_>) {
+    /// Adds the checkpoints that the blocks of a request imply: their last one, and the one at which the request branched off. Of the
+    /// others it is not known whether what following tokens attend to is still cached.
+    fn add_checkpoints(&self, kind: PrefixCheckpoints, stored: &BlockStored<'_>) {
         if tier(stored.medium) != Some(EngineCacheTier::L1) {
             return;
         }
         let (index, slot) = (self.slot.index(), self.slot.slot());
         let group = self.slot.groups().learn_checkpoints(self.keyspace.page_tokens());
         let namespace = self.keyspace.namespace().in_group(group);
-        let ends = stored.parent.into_iter().chain(stored.hashes.iter().last());
+        let branch = stored.parent.filter(|_| kind == PrefixCheckpoints::RequestEndsAndBranches);
+        let ends = branch.into_iter().chain(stored.hashes.iter().last());
         let keys: Vec<u64> = ends.map(|hash| namespace.key(hash.low64())).collect();
         index.update_blocks(&keys, |index, keys| index.add_engine_blocks(slot, EngineCacheTier::L1, keys));
     }

@@ -107,7 +107,8 @@ fn each_rank_stores_evicts_and_clears_its_own_blocks() {
 #[test]
 fn checkpoints_are_the_ends_of_stored_runs_until_their_eviction() {
     let engine = TestEngine::new(1);
-    let mut applier = engine.applier(0, 0).unwrap().with_checkpoints(true);
+    let mut applier =
+        engine.applier(0, 0).unwrap().with_checkpoints(Some(PrefixCheckpoints::RequestEndsAndBranches));
     let checkpoints = || {
         let namespace = engine.keyspace.namespace().in_group(1);
         let keys: Vec<u64> = (1..=5).map(|hash| namespace.key(hash)).collect();
