@@ -17,6 +17,8 @@ pub enum EngineBlockHashing {
         namespaced: Option<bool>,
         /// Speculative decoding of the EAGLE family: each token is hashed together with the following one.
         bigrams: bool,
+        /// Whether hashes in KV events depend on `extra_key` (the event format `dynamo`); otherwise only those of LoRA adapters do.
+        namespaced_events: bool,
     },
     /// vLLM: a hash over the digest of the block before (that of the seed for the first), the block's tokens and the request's extra keys.
     Vllm {

@@ -58,5 +58,5 @@ pub use static_file::instance_ids;
 pub use static_file::{StaticInstance, count_instances};
 pub use topology::{
     DeclaredFacts, EngineFacts, EngineInstance, EngineKind, EngineRole, InstanceId, InstanceReadiness,
-    InstanceSource, KubernetesWorkload, LoraAdapterFacts, PriorityOrder, Topology,
+    InstanceSource, KubernetesWorkload, LoraAdapterFacts, PrefixCheckpoints, PriorityOrder, Topology,
 };

@@ -231,6 +231,8 @@ pub struct EngineFacts {
     /// Order of queued requests by the priority in their bodies; `None` if the engine ignores priorities, or preempts running requests
     /// for them.
     pub priority_order: Option<PriorityOrder>,
+    /// Where a cached prefix can be reused, as far as KV events show, if not after every block.
+    pub checkpoints: Option<PrefixCheckpoints>,
     /// LoRA adapters among [`EngineFacts::models`].
     pub adapters: Vec<LoraAdapterFacts>,
     /// Whether a vLLM decodes speculatively. The method is not reported.
@@ -256,19 +258,32 @@ impl EngineFacts {
             host_cache: None,
             store: None,
             priority_order: None,
+            checkpoints: None,
             adapters: Vec::new(),
             speculates: false,
         }
     }
 }
 
-/// A LoRA adapter that an engine has loaded (vLLM's `/v1/models`).
+/// Where an SGLang with layers of several kinds can reuse a cached prefix. Its events are only about layers with full attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PrefixCheckpoints {
+    /// A recurrent state is kept for the end of each request.
+    RequestEnds,
+    /// One window is kept for the end of each request, and for where one branched off another.
+    RequestEndsAndBranches,
+}
+
+/// A LoRA adapter that an engine has loaded (`/v1/models`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoraAdapterFacts {
     /// The adapter's name, by which requests select it.
     pub name: String,
     /// Where the engine has loaded it from; `None` if its block hashes do not depend on it.
     pub path: Option<String>,
+    /// SGLang's identifier, on which its block hashes depend. `None` if it is not reported, as for adapters that were loaded at runtime:
+    /// then hashes cannot be computed.
+    pub id: Option<String>,
 }
 
 /// Order in which an engine schedules priorities.

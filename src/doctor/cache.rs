@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use moongate_discovery::{EngineBlockHashing, EngineFacts, EngineKind, EngineStoreFacts, StoreKeyScheme};
+use moongate_discovery::{
+    EngineBlockHashing, EngineFacts, EngineKind, EngineStoreFacts, PrefixCheckpoints, StoreKeyScheme,
+};
 
 /// Describes an engine's KV cache in one line of text.
 pub(super) fn describe(facts: &EngineFacts) -> String {
@@ -23,7 +25,19 @@ pub(super) fn describe(facts: &EngineFacts) -> String {
         }
     };
     let host = facts.host_cache.filter(|has| *has).map(|_| "host memory".to_owned());
-    let parts = page.into_iter().chain([hashing, events]).chain(host).chain(facts.store.as_ref().map(store));
+    let hybrid = facts.checkpoints.map(|checkpoints| {
+        let places = match checkpoints {
+            PrefixCheckpoints::RequestEnds => "ended",
+            PrefixCheckpoints::RequestEndsAndBranches => "ended or branched off",
+        };
+        format!("a hybrid model, of which only prefixes where a request {places} count as cached")
+    });
+    let parts = page
+        .into_iter()
+        .chain([hashing, events])
+        .chain(hybrid)
+        .chain(host)
+        .chain(facts.store.as_ref().map(store));
     format!("KV cache: {}", parts.collect::<Vec<_>>().join(", "))
 }
 
@@ -74,6 +88,13 @@ fn missing_features(facts: &EngineFacts) -> Vec<String> {
         ),
         (None, EngineKind::Sglang) => {
             lacks.push("no prefix cache; start SGLang without --disable-radix-cache".to_owned());
+        }
+        (Some(EngineBlockHashing::Sglang { namespaced: Some(true), namespaced_events: false, .. }), _)
+            if !events.is_empty() =>
+        {
+            lacks.push(
+                r#"requests with `extra_key` are not predicted, and their blocks count as those of plain prompts: KV events do not tell them apart; if you use it, add "format":"dynamo" to --kv-events-config"#.to_owned(),
+            );
         }
         (Some(_), _) => {}
     }

@@ -66,7 +66,7 @@ impl BlockHashChain {
         };
         buffer.clear();
         match &self.scheme.algorithm {
-            HashAlgorithm::Sglang { root, bigrams } => {
+            HashAlgorithm::Sglang { root, bigrams, event_seed } => {
                 buffer.extend(parent.or(*root).iter().flatten());
                 if *bigrams {
                     buffer.extend(tokens.windows(2).flatten().flat_map(|token| token.to_le_bytes()));
@@ -74,7 +74,12 @@ impl BlockHashChain {
                     buffer.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
                 }
                 let digest = Sha256::digest(&buffer).into();
-                HashedBlock { digest: BlockDigest::Sha256(digest), event_hash: first_u64(&digest) }
+                let hash = first_u64(&digest);
+                let published = |seed: &[u8; 32]| {
+                    Sha256::new_with_prefix(seed).chain_update(hash.to_be_bytes()).finalize().into()
+                };
+                let event_hash = event_seed.as_ref().map_or(hash, |seed| first_u64(&published(seed)));
+                HashedBlock { digest: BlockDigest::Sha256(digest), event_hash }
             }
             HashAlgorithm::VllmPickle(vllm) => {
                 pickle::begin(buffer);

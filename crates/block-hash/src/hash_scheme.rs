@@ -17,6 +17,7 @@ pub const LMCACHE_CHUNK_TOKENS: u32 = 256;
 pub const DEFAULT_VLLM_SEED: &str = "vllm-none-hash";
 const SGLANG_NAMESPACE: &[u8] = b"sglang-cache-namespace-v1";
 const SGLANG_EVENT_SALT: &[u8] = b"sglang-cache-salt-v1\0";
+const SGLANG_EVENT_NAMESPACE: &[u8] = b"sglang-kv-event-namespace-v1";
 
 /// How an engine hashes blocks: algorithm, block size and namespace. Cheap to clone.
 ///
@@ -49,6 +50,8 @@ pub(crate) enum HashAlgorithm {
     Sglang {
         root: Option<[u8; 32]>,
         bigrams: bool,
+        /// Hashed together with each hash that is published.
+        event_seed: Option<[u8; 32]>,
     },
     VllmPickle(Arc<VllmHashInputs>),
     VllmCbor(Arc<VllmHashInputs>),
@@ -78,21 +81,8 @@ impl HashScheme {
     /// # Errors
     /// The block size is out of bounds.
     pub fn sglang(block_tokens: u32, namespace: SglangNamespace<'_>) -> Result<Self, HashSchemeError> {
-        let SglangNamespace { extra_key, cache_salt } = namespace;
-        let root = (extra_key.is_some() || cache_salt.is_some()).then(|| {
-            let mut hasher = Sha256::new_with_prefix(SGLANG_NAMESPACE);
-            for part in [extra_key, cache_salt] {
-                let Some(part) = part else {
-                    hasher.update([0]);
-                    continue;
-                };
-                hasher.update([1]);
-                hasher.update((part.len() as u64).to_le_bytes());
-                hasher.update(part);
-            }
-            hasher.finalize().into()
-        });
-        Self::new(block_tokens, HashAlgorithm::Sglang { root, bigrams: false })
+        let root = namespace.seed(SGLANG_NAMESPACE);
+        Self::new(block_tokens, HashAlgorithm::Sglang { root, bigrams: false, event_seed: None })
     }
 
     /// The hashes in SGLang 0.5.23's KV events. Without a namespace they equal those of [`HashScheme::sglang`]. With one they do not:
@@ -103,7 +93,24 @@ impl HashScheme {
     pub fn sglang_events(block_tokens: u32, cache_salt: Option<&str>) -> Result<Self, HashSchemeError> {
         let root = cache_salt
             .map(|salt| Sha256::new_with_prefix(SGLANG_EVENT_SALT).chain_update(salt).finalize().into());
-        Self::new(block_tokens, HashAlgorithm::Sglang { root, bigrams: false })
+        Self::new(block_tokens, HashAlgorithm::Sglang { root, bigrams: false, event_seed: None })
+    }
+
+    /// SGLang's events with hashes of a namespace: [`HashScheme::sglang_events`], hashed once more. LoRA adapters have a namespace
+    /// of their `extra_key` in all events, other requests only in the event format `dynamo`.
+    ///
+    /// # Errors
+    /// The block size is out of bounds.
+    pub fn sglang_namespaced_events(
+        block_tokens: u32,
+        cache_salt: Option<&str>,
+        namespace: SglangNamespace<'_>,
+    ) -> Result<Self, HashSchemeError> {
+        let mut scheme = Self::sglang_events(block_tokens, cache_salt)?;
+        if let HashAlgorithm::Sglang { event_seed, .. } = &mut scheme.algorithm {
+            *event_seed = namespace.seed(SGLANG_EVENT_NAMESPACE);
+        }
+        Ok(scheme)
     }
 
     /// SGLang with EAGLE speculation, which hashes pairs of adjacent tokens: a block is complete one token later.
@@ -221,6 +228,26 @@ impl HashScheme {
             return Err(HashSchemeError::BlockTokens(block_tokens));
         }
         Ok(Self { algorithm, block_tokens })
+    }
+}
+
+impl SglangNamespace<'_> {
+    /// SHA-256 over a tag and the parts; `None` without any.
+    fn seed(&self, tag: &[u8]) -> Option<[u8; 32]> {
+        let Self { extra_key, cache_salt } = *self;
+        (extra_key.is_some() || cache_salt.is_some()).then(|| {
+            let mut hasher = Sha256::new_with_prefix(tag);
+            for part in [extra_key, cache_salt] {
+                let Some(part) = part else {
+                    hasher.update([0]);
+                    continue;
+                };
+                hasher.update([1]);
+                hasher.update((part.len() as u64).to_le_bytes());
+                hasher.update(part);
+            }
+            hasher.finalize().into()
+        })
     }
 }
 

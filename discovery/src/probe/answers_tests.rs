@@ -53,6 +53,26 @@ fn a_missing_mode_is_not_a_plain_engine() {
 }
 
 #[test]
+fn hybrid_models_of_sglang_have_a_window_cache_or_states() {
+    let hybrid = |members: &str| {
+        SglangServerInfo::parse(format!(r#"{{"model_path":"/m"{members}}}"#).as_bytes()).unwrap()
+    };
+    let state = |capacity: &str| {
+        let state = format!(r#"{{"memory_usage":{{"token_capacity":9,"token_capacity_swa":{capacity}}}}}"#);
+        hybrid(&format!(r#","internal_states":[{state}]"#)).checkpoints()
+    };
+    assert_eq!((state("6144"), state("null")), (Some(PrefixCheckpoints::RequestEndsAndBranches), None));
+    let states = hybrid(r#","uses_mamba_radix_cache":true"#).checkpoints();
+    assert_eq!(states, Some(PrefixCheckpoints::RequestEnds));
+    for other in
+        ["", r#","internal_states":7"#, r#","internal_states":[]"#, r#","uses_mamba_radix_cache":"x""#]
+    {
+        assert_eq!(hybrid(other).checkpoints(), None, "{other}");
+    }
+    assert_eq!(SglangServerInfo::parse(RECORDED_SERVER_INFO).unwrap().checkpoints(), None);
+}
+
+#[test]
 fn priority_order_is_as_reported_and_without_preemption() {
     let order = |members: &str| {
         let text = format!(r#"{{"model_path":"/m"{members}}}"#);

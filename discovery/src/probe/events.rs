@@ -42,6 +42,9 @@ struct KvEventsConfig {
     replay_endpoint: Option<String>,
     #[serde(default)]
     topic: Option<String>,
+    /// SGLang's format of events.
+    #[serde(default)]
+    format: Option<String>,
 }
 
 impl KvEventsConfig {
@@ -93,6 +96,11 @@ pub(super) fn sglang(info: &SglangServerInfo, host: &str) -> Vec<KvEventSource> 
             source(rank, &first.of_rank(rank)?, replay.as_ref(), topic, host)
         })
         .collect()
+}
+
+/// SGLang's format of events, if one is configured.
+pub(super) fn sglang_format(info: &SglangServerInfo) -> Option<String> {
+    embedded::<KvEventsConfig>(info.kv_events_config.as_ref())?.format
 }
 
 /// vLLM's `/kv_event_sources`, requested only if the sources are not declared. Older versions do not have the path. `None` if there is no

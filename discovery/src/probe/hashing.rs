@@ -1,16 +1,14 @@
 //! Derives an engine's hashing of KV pages from its responses.
 
+use super::events;
 use super::responses::{SglangServerInfo, VllmMetrics};
 use super::version::release;
 use crate::kv_cache::{DeclaredKvFacts, EngineBlockHashing, VllmHashAlgorithm};
-use crate::topology::LoraAdapterFacts;
 
 /// The seed of vLLM's first digest if `PYTHONHASHSEED` is not set.
 const VLLM_SEED: &str = "vllm-none-hash";
 /// The oldest vLLM that is known to use [`VLLM_SEED`]. Before this constant, the seed was random in every process.
 const VLLM_SEED_SINCE: (u32, u32, u32) = (0, 32, 0);
-/// The oldest vLLM that hashes the path of an adapter in addition to its name.
-const VLLM_ADAPTER_PATH_SINCE: (u32, u32, u32) = (0, 32, 0);
 /// The oldest SGLang that is known to mix `extra_key` and `cache_salt` into page hashes.
 const SGLANG_NAMESPACE_SINCE: (u32, u32, u32) = (0, 5, 23);
 /// The newest SGLang that is known not to. Releases between the two are unverified, and a wrong guess would predict another tenant's pages.
@@ -36,7 +34,8 @@ pub(super) fn sglang(info: &SglangServerInfo) -> Option<EngineBlockHashing> {
         (release >= SGLANG_NAMESPACE_SINCE || release <= SGLANG_NO_NAMESPACE_UNTIL)
             .then_some(release >= SGLANG_NAMESPACE_SINCE)
     });
-    Some(EngineBlockHashing::Sglang { namespaced, bigrams })
+    let namespaced_events = events::sglang_format(info).as_deref() == Some("dynamo");
+    Some(EngineBlockHashing::Sglang { namespaced, bigrams, namespaced_events })
 }
 
 pub(super) fn vllm(
@@ -64,16 +63,6 @@ pub(super) fn vllm(
     })
 }
 
-/// Adapters with the path, if the release hashes it. A build without a number counts as a new release.
-pub(super) fn vllm_adapters(version: &str, reported: Vec<(String, Option<String>)>) -> Vec<LoraAdapterFacts> {
-    let hashes_path = release(version).is_none_or(|release| release >= VLLM_ADAPTER_PATH_SINCE);
-    let adapter = |(name, path): (String, Option<String>)| LoraAdapterFacts {
-        name,
-        path: path.filter(|_| hashes_path),
-    };
-    reported.into_iter().map(adapter).collect()
-}
-
 fn opaque(name: String) -> EngineBlockHashing {
     EngineBlockHashing::Opaque { name }
 }
@@ -98,9 +87,21 @@ mod tests {
             ("0.5.22", None),
             ("0.0.0.dev1+g1", None),
         ] {
-            let expected = Some(EngineBlockHashing::Sglang { namespaced, bigrams: false });
+            let expected =
+                Some(EngineBlockHashing::Sglang { namespaced, bigrams: false, namespaced_events: false });
             assert_eq!(sglang_with(version, ""), expected, "{version}");
         }
+    }
+
+    #[test]
+    fn sglang_events_of_dynamo_are_namespaced() {
+        let namespaced =
+            |config: &str| match sglang_with("0.5.23", &format!(r#","kv_events_config":{config}"#)) {
+                Some(EngineBlockHashing::Sglang { namespaced_events, .. }) => namespaced_events,
+                other => panic!("{other:?}"),
+            };
+        assert!(namespaced(r#""{\"publisher\":\"zmq\",\"format\":\"dynamo\"}""#));
+        assert!(!namespaced(r#""{\"publisher\":\"zmq\"}""#) && !namespaced("null") && !namespaced("7"));
     }
 
     #[test]

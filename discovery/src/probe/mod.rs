@@ -1,5 +1,6 @@
 //! Probes an engine: its kind, its facts, and whether it is ready for traffic.
 
+mod adapters;
 mod events;
 mod hashing;
 pub(crate) mod http;

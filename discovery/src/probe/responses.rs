@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::kv_cache::{MAX_RANKS, PrefetchPolicy};
 use crate::kv_transfer::KvConnector;
-use crate::topology::{EngineRole, PriorityOrder};
+use crate::topology::{EngineRole, PrefixCheckpoints, PriorityOrder};
 
 /// Maximum number of model names per engine.
 const MAX_MODELS: usize = 1024;
@@ -80,6 +80,15 @@ pub(crate) struct SglangServerInfo {
     pub(crate) disable_priority_preemption: Option<bool>,
     #[serde(default, deserialize_with = "lenient")]
     pub(crate) priority_scheduling_preemption_threshold: Option<u64>,
+    /// Whether the model has layers with a recurrent state.
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) uses_mamba_radix_cache: Option<bool>,
+    /// One per data-parallel rank.
+    #[serde(default)]
+    pub(crate) internal_states: Option<Value>,
+    /// LoRA adapters of the command line.
+    #[serde(default)]
+    pub(crate) lora_paths: Option<Value>,
     #[serde(default)]
     pub(crate) kv_events: Option<Value>,
     #[serde(default)]
@@ -134,6 +143,17 @@ impl SglangServerInfo {
             Some(true) => PriorityOrder::SmallestFirst,
             _ => PriorityOrder::LargestFirst,
         })
+    }
+
+    /// Layers with a sliding window may have a cache of their own, and layers a recurrent state.
+    pub(crate) fn checkpoints(&self) -> Option<PrefixCheckpoints> {
+        if self.uses_mamba_radix_cache == Some(true) {
+            return Some(PrefixCheckpoints::RequestEnds);
+        }
+        let states = self.internal_states.as_ref().and_then(Value::as_array)?;
+        let has_window_cache =
+            |state: &Value| state.pointer("/memory_usage/token_capacity_swa").is_some_and(Value::is_number);
+        states.iter().any(has_window_cache).then_some(PrefixCheckpoints::RequestEndsAndBranches)
     }
 
     pub(crate) fn role(&self) -> Option<EngineRole> {

@@ -3,7 +3,7 @@
 use super::http::{ProbeError, ProbeSession};
 use super::report::ProbeVerdict;
 use super::responses::SglangServerInfo;
-use super::{bootstrap, bootstrap_url, events, hashing, models, not_ready, role_mismatch, store};
+use super::{adapters, bootstrap, bootstrap_url, events, hashing, models, not_ready, role_mismatch, store};
 use crate::kv_cache::MAX_RANKS;
 use crate::kv_transfer::{BootstrapAddress, KvTransferMethod};
 use crate::listing::ListedInstance;
@@ -26,10 +26,14 @@ pub(super) async fn probe(
         return not_ready(error, None);
     }
     let fallback = info.served_model_name.clone().or_else(|| info.model_path.clone());
-    let models = match models(session, listed, fallback).await {
+    let mut models = match models(session, listed, fallback).await {
         Ok(models) => models,
         Err(error) => return not_ready(error, None),
     };
+    let adapters = adapters::sglang(&info, models.adapters);
+    if listed.declared.models.is_empty() {
+        adapters::add_sglang_names(&mut models.names, &adapters);
+    }
     let bootstrap =
         (listed.role == EngineRole::Prefill).then(|| bootstrap(listed, info.disaggregation_bootstrap_port));
     let dp_size = info.dp_size.unwrap_or(1).clamp(1, MAX_RANKS);
@@ -48,6 +52,8 @@ pub(super) async fn probe(
         host_cache: info.enable_hierarchical_cache,
         store: store::sglang(&info, &listed.declared.kv),
         priority_order: info.priority_order(),
+        checkpoints: info.checkpoints(),
+        adapters,
         ..EngineFacts::unreported(EngineKind::Sglang)
     };
     if let Some((concluded, fix)) = role_mismatch(listed.role, facts.reported_role) {

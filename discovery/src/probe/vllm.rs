@@ -3,7 +3,7 @@
 use super::http::{ProbeError, ProbeSession};
 use super::report::ProbeVerdict;
 use super::responses::{self, VllmMetrics};
-use super::{bootstrap, bootstrap_url, check_status, events, hashing, models, not_ready, store};
+use super::{adapters, bootstrap, bootstrap_url, check_status, events, hashing, models, not_ready, store};
 use crate::kv_transfer::{BootstrapAddress, KvConnector, KvTransferMethod};
 use crate::listing::ListedInstance;
 use crate::parse_names::enumerate;
@@ -41,7 +41,7 @@ pub(super) async fn probe(
     let kv = &listed.declared.kv;
     let mut facts = EngineFacts {
         hashing: hashing::vllm(&metrics, &version, kv),
-        adapters: hashing::vllm_adapters(&version, models.adapters),
+        adapters: adapters::vllm(&version, models.adapters),
         version,
         models: models.names,
         dp_size: metrics.ranks.max(ranks).unwrap_or(1).max(1),

@@ -117,7 +117,10 @@ async fn the_recorded_response_of_an_older_path_makes_a_plain_worker() {
         (facts.reported_role, facts.page_size, &facts.transfer),
         (Some(EngineRole::Plain), Some(32), &None)
     );
-    assert_eq!(facts.hashing, Some(EngineBlockHashing::Sglang { namespaced: Some(true), bigrams: false }));
+    assert_eq!(
+        facts.hashing,
+        Some(EngineBlockHashing::Sglang { namespaced: Some(true), bigrams: false, namespaced_events: false })
+    );
     assert_eq!((facts.host_cache, &facts.store), (Some(false), &None));
     assert_eq!(facts.events, Some(Vec::new()));
 }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use moongate_block_hash::{HashScheme, SglangNamespace, VllmExtraKeys, VllmLoraAdapter};
 use moongate_discovery::{
-    EngineBlockHashing, EngineFacts, LoraAdapterFacts, StoreKeyScheme, VllmHashAlgorithm,
+    EngineBlockHashing, EngineFacts, EngineKind, LoraAdapterFacts, StoreKeyScheme, VllmHashAlgorithm,
 };
 use moongate_scheduler::index::BlockHashNamespace;
 use serde::Deserialize;
@@ -17,8 +17,10 @@ pub(crate) struct BlockKeyspace {
     hashing: EngineBlockHashing,
     block_tokens: u32,
     namespace: BlockHashNamespace,
-    /// The LoRA adapter that computes the blocks; `None` is the base model.
+    /// The LoRA adapter that computes the blocks; `None` is the base model, unless a request names one.
     adapter: Option<LoraAdapterFacts>,
+    /// SGLang's adapters, which requests may name besides their model.
+    adapters: Vec<LoraAdapterFacts>,
 }
 
 /// Members of a request that change its block hashes.
@@ -74,17 +76,24 @@ impl BlockKeyspace {
             Some(StoreKeyScheme::Opaque { .. }) | None => None,
         };
         let model = store_model.or(facts.models.first().map(String::as_str))?;
+        let adapters = if facts.engine == EngineKind::Sglang { facts.adapters.clone() } else { Vec::new() };
         Some(Self {
             hashing,
             block_tokens: page_tokens,
             namespace: BlockHashNamespace::new(&[family, model]),
             adapter: None,
+            adapters,
         })
     }
 
-    /// The keyspace of requests for one of the engine's models, if that is an adapter with hashes of its own.
+    /// The keyspace of requests for one of the engine's models, if that is an adapter with hashes of its own. SGLang's are named
+    /// `base:adapter`; it serves the name alone with the base model.
     pub(crate) fn for_adapter(&self, model: &str, facts: &EngineFacts) -> Option<Self> {
-        let adapter = facts.adapters.iter().find(|adapter| adapter.name == model)?;
+        let name = match facts.engine {
+            EngineKind::Vllm => model,
+            EngineKind::Sglang => model.strip_prefix(facts.models.first()?.as_str())?.strip_prefix(':')?,
+        };
+        let adapter = facts.adapters.iter().find(|adapter| adapter.name == name)?;
         Some(Self { adapter: Some(adapter.clone()), ..self.clone() })
     }
 
@@ -114,6 +123,11 @@ impl BlockKeyspace {
         StoreKeyNaming::from_store(facts.store.as_ref()?, self.namespace)
     }
 
+    /// Whether some blocks of plain requests' tokens have other hashes in events, without a mark.
+    pub(crate) fn has_unmarked_namespaces(&self) -> bool {
+        matches!(self.hashing, EngineBlockHashing::Sglang { namespaced_events: true, .. })
+    }
+
     /// Separates blocks of different models.
     pub(crate) fn namespace(&self) -> BlockHashNamespace {
         self.namespace
@@ -121,11 +135,19 @@ impl BlockKeyspace {
 
     /// Hash schemes of a request; `None` if it has a member whose effect is unknown.
     pub(crate) fn schemes(&self, extras: &BlockExtraKeys<'_>) -> Option<BlockSchemes> {
-        if extras.lora_path.is_some() || extras.is_unknown {
+        if extras.is_unknown {
             return None;
         }
         match &self.hashing {
-            EngineBlockHashing::Sglang { namespaced, bigrams } => self.sglang(*namespaced, *bigrams, extras),
+            EngineBlockHashing::Sglang { namespaced, bigrams, namespaced_events } => {
+                let adapter = self.sglang_adapter(extras).ok()?;
+                if *bigrams || *namespaced != Some(true) {
+                    self.sglang_without_namespaces(*namespaced, *bigrams, adapter, extras)
+                } else {
+                    self.sglang(*namespaced_events, adapter, extras)
+                }
+            }
+            EngineBlockHashing::Vllm { .. } if extras.lora_path.is_some() => None,
             EngineBlockHashing::Vllm { algorithm, seed } => {
                 let adapter = self.adapter.as_ref();
                 let adapter = adapter
@@ -189,33 +211,78 @@ impl BlockKeyspace {
         }
     }
 
-    fn sglang(
+    /// The adapter of an SGLang request: its model's before the one that it names.
+    fn sglang_adapter(
+        &self,
+        extras: &BlockExtraKeys<'_>,
+    ) -> Result<Option<&LoraAdapterFacts>, UnknownAdapter> {
+        let named = match &extras.lora_path {
+            _ if self.adapter.is_some() => return Ok(self.adapter.as_ref()),
+            None => return Ok(None),
+            // One per prompt of a batch.
+            Some(value) => value.as_str().ok_or(UnknownAdapter)?,
+        };
+        self.adapters.iter().find(|adapter| adapter.name == named).map(Some).ok_or(UnknownAdapter)
+    }
+
+    /// Requests to engines that ignore namespaces, and plain requests to those of which it is unknown, or that hash pairs of tokens:
+    /// how a namespace affects events with pairs is not verified.
+    fn sglang_without_namespaces(
         &self,
         namespaced: Option<bool>,
         bigrams: bool,
+        adapter: Option<&LoraAdapterFacts>,
         extras: &BlockExtraKeys<'_>,
     ) -> Option<BlockSchemes> {
-        if extras.is_empty() || namespaced == Some(false) {
-            let make = if bigrams { HashScheme::sglang_bigrams } else { HashScheme::sglang };
-            return make(self.block_tokens, SglangNamespace::default()).ok().map(BlockSchemes::same_scheme);
-        }
-        // How a namespace affects events with bigrams is not verified.
-        if bigrams || namespaced.is_none() {
+        if adapter.is_some() || !(extras.is_empty() || namespaced == Some(false)) {
             return None;
         }
-        let extra_key = match &extras.extra_key {
+        let make = if bigrams { HashScheme::sglang_bigrams } else { HashScheme::sglang };
+        make(self.block_tokens, SglangNamespace::default()).ok().map(BlockSchemes::same_scheme)
+    }
+
+    fn sglang(
+        &self,
+        namespaced_events: bool,
+        adapter: Option<&LoraAdapterFacts>,
+        extras: &BlockExtraKeys<'_>,
+    ) -> Option<BlockSchemes> {
+        let requested = match &extras.extra_key {
             None => None,
-            Some(serde_json::Value::String(key)) => Some(key.as_str()),
+            Some(serde_json::Value::String(key)) => Some(key.as_str()).filter(|key| !key.is_empty()),
             Some(_) => return None,
         };
-        let cache_salt = extras.cache_salt.as_deref();
-        let stored = HashScheme::sglang(self.block_tokens, SglangNamespace { extra_key, cache_salt }).ok()?;
-        Some(BlockSchemes {
-            events: HashScheme::sglang_events(self.block_tokens, cache_salt).ok()?,
-            store: Some(stored),
-        })
+        let cache_salt = extras.cache_salt.as_deref().filter(|salt| !salt.is_empty());
+        let extra_key = match adapter {
+            // SGLang appends the adapter's identifier.
+            Some(adapter) => Some(Cow::Owned(format!("{}{}", requested.unwrap_or(""), adapter.id.as_ref()?))),
+            None => requested.map(Cow::Borrowed),
+        };
+        let (block_tokens, extra_key) = (self.block_tokens, extra_key.as_deref());
+        let stored = HashScheme::sglang(block_tokens, SglangNamespace { extra_key, cache_salt }).ok()?;
+        let events = match (extra_key, cache_salt) {
+            (None, None) => return Some(BlockSchemes::same_scheme(stored)),
+            _ if namespaced_events => HashScheme::sglang_namespaced_events(
+                block_tokens,
+                cache_salt,
+                SglangNamespace { extra_key, cache_salt },
+            ),
+            (Some(_), _) if adapter.is_some() => HashScheme::sglang_namespaced_events(
+                block_tokens,
+                cache_salt,
+                SglangNamespace { extra_key, cache_salt: None },
+            ),
+            (None, Some(_)) => HashScheme::sglang_events(block_tokens, cache_salt),
+            // In events, such blocks look like those of other requests. No event has the store's hashes, so that only the store counts.
+            (Some(_), _) => return Some(BlockSchemes::same_scheme(stored)),
+        };
+        Some(BlockSchemes { events: events.ok()?, store: Some(stored) })
     }
 }
+
+/// A request names an adapter that the engine does not report, or several.
+#[derive(Debug)]
+struct UnknownAdapter;
 
 /// Hash schemes of one request's blocks.
 #[derive(Debug, Clone)]
@@ -241,27 +308,110 @@ const VLLM: &str = "vllm";
 
 #[cfg(test)]
 mod tests {
+    use moongate_block_hash::BlockHashChain;
+
     use super::*;
+
+    /// Hash of a block of two tokens in events.
+    fn event_hash(keyspace: &BlockKeyspace, request: &str) -> Option<u64> {
+        let schemes = keyspace.schemes(&BlockExtraKeys::read(request.as_bytes()))?;
+        let mut blocks = Vec::new();
+        BlockHashChain::new(schemes.events).extend(&[1, 2], &mut blocks);
+        Some(blocks[0].event_hash)
+    }
+
+    fn sglang(namespaced: Option<bool>, namespaced_events: bool) -> (BlockKeyspace, EngineFacts) {
+        let adapter = |name: &str, id: Option<&str>| LoraAdapterFacts {
+            name: name.to_owned(),
+            path: Some(format!("/{name}")),
+            id: id.map(str::to_owned),
+        };
+        let facts = EngineFacts {
+            models: vec!["m".to_owned(), "m:poet".to_owned()],
+            page_size: Some(2),
+            hashing: Some(EngineBlockHashing::Sglang { namespaced, bigrams: false, namespaced_events }),
+            adapters: vec![adapter("poet", Some("c441")), adapter("late", None)],
+            ..EngineFacts::unreported(EngineKind::Sglang)
+        };
+        (BlockKeyspace::from_facts(&facts).unwrap(), facts)
+    }
+
+    #[test]
+    fn sglang_namespaces_never_have_hashes_of_plain_prompts() {
+        let requests = [
+            r#"{"extra_key":"k"}"#,
+            r#"{"extra_key":"l"}"#,
+            r#"{"cache_salt":"k"}"#,
+            r#"{"extra_key":"k","cache_salt":"k"}"#,
+            r#"{"lora_path":"poet"}"#,
+            r#"{"lora_path":"poet","extra_key":"k"}"#,
+            r#"{"lora_path":"poet","cache_salt":"k"}"#,
+        ];
+        for namespaced_events in [false, true] {
+            let (keyspace, _) = sglang(Some(true), namespaced_events);
+            let plain = event_hash(&keyspace, "{}").unwrap();
+            let mut hashes: Vec<u64> =
+                requests.iter().map(|request| event_hash(&keyspace, request).unwrap()).collect();
+            hashes.push(plain);
+            hashes.sort_unstable();
+            hashes.dedup();
+            assert_eq!(hashes.len(), requests.len() + 1, "{namespaced_events}");
+            for empty in [r#"{"extra_key":"","cache_salt":""}"#, r#"{"lora_path":null,"extra_key":null}"#] {
+                assert_eq!(event_hash(&keyspace, empty), Some(plain), "{empty}");
+            }
+            for unknown in [
+                r#"{"lora_path":"late"}"#,
+                r#"{"lora_path":"x"}"#,
+                r#"{"lora_path":["poet"]}"#,
+                r#"{"extra_key":["k"]}"#,
+            ] {
+                assert_eq!(event_hash(&keyspace, unknown), None, "{unknown}");
+            }
+        }
+    }
+
+    #[test]
+    fn sglang_selects_an_adapter_by_model_or_member() {
+        let (base, facts) = sglang(Some(true), false);
+        let poet = base.for_adapter("m:poet", &facts).unwrap();
+        assert_eq!(event_hash(&poet, "{}"), event_hash(&base, r#"{"lora_path":"poet"}"#));
+        assert_eq!(
+            event_hash(&poet, r#"{"lora_path":"late"}"#),
+            event_hash(&poet, "{}"),
+            "the model comes first"
+        );
+        for name in ["m", "poet", "m:other", "n:poet"] {
+            assert_eq!(base.for_adapter(name, &facts), None, "{name}");
+        }
+        assert_eq!(event_hash(&base.for_adapter("m:late", &facts).unwrap(), "{}"), None, "loaded at runtime");
+    }
+
+    #[test]
+    fn old_sglang_without_namespaces_predicts_no_adapters() {
+        let (old, _) = sglang(Some(false), false);
+        assert_eq!(event_hash(&old, r#"{"extra_key":"k"}"#), event_hash(&old, "{}"));
+        assert_eq!(event_hash(&old, r#"{"lora_path":"poet"}"#), None);
+        let (unknown, _) = sglang(None, false);
+        assert_eq!(event_hash(&unknown, r#"{"extra_key":"k"}"#), None);
+        assert!(event_hash(&unknown, "{}").is_some());
+    }
 
     #[test]
     fn adapters_have_hashes_of_their_own() {
-        let adapter = |name: &str| LoraAdapterFacts { name: name.to_owned(), path: Some(format!("/{name}")) };
+        let adapter =
+            |name: &str| LoraAdapterFacts { name: name.to_owned(), path: Some(format!("/{name}")), id: None };
         let facts = EngineFacts {
             adapters: vec![adapter("poet"), adapter("coder")],
-            ..EngineFacts::unreported(moongate_discovery::EngineKind::Vllm)
+            ..EngineFacts::unreported(EngineKind::Vllm)
         };
         let base = BlockKeyspace {
             hashing: EngineBlockHashing::Vllm { algorithm: VllmHashAlgorithm::Sha256Cbor, seed: "0".into() },
             block_tokens: 2,
             namespace: BlockHashNamespace::new(&["vllm", "m"]),
             adapter: None,
+            adapters: Vec::new(),
         };
-        let hash = |keyspace: &BlockKeyspace| {
-            let scheme = keyspace.schemes(&BlockExtraKeys::default()).unwrap().events;
-            let mut blocks = Vec::new();
-            moongate_block_hash::BlockHashChain::new(scheme).extend(&[1, 2], &mut blocks);
-            blocks[0].event_hash
-        };
+        let hash = |keyspace: &BlockKeyspace| event_hash(keyspace, "{}").unwrap();
         let [poet, coder] = ["poet", "coder"].map(|name| base.for_adapter(name, &facts).unwrap());
         assert!(hash(&base) != hash(&poet) && hash(&poet) != hash(&coder) && poet != coder);
         assert_eq!(base.for_adapter("m", &facts), None);

@@ -6,6 +6,9 @@ use arc_swap::ArcSwap;
 use mooncake_wire::events::{AttentionKind, BlockStored};
 use moongate_scheduler::index::{CacheGroup, GroupReuse};
 
+/// The group of checkpoints: the last block of each reusable prefix. Engines that have it name no groups in their events.
+const CHECKPOINTS: u32 = 1;
+
 /// More groups than any model has; further ones are ignored.
 const MAX_GROUPS: u32 = 64;
 
@@ -51,6 +54,15 @@ impl EngineCacheGroups {
             self.insert(NumberedCacheGroup { number, group: CacheGroup { reuse, block_tokens } });
             number
         })
+    }
+
+    /// Adds the group of checkpoints to one with all blocks, for an engine that reuses prefixes only at those. Returns its number.
+    pub(crate) fn learn_checkpoints(&self, block_tokens: u32) -> u32 {
+        let block_tokens = block_tokens.max(1);
+        for (number, reuse) in [(0, GroupReuse::Prefix), (CHECKPOINTS, GroupReuse::Tail { blocks: 1 })] {
+            self.insert(NumberedCacheGroup { number, group: CacheGroup { reuse, block_tokens } });
+        }
+        CHECKPOINTS
     }
 
     /// The group of removed blocks; `None` if none of its blocks has been counted.
@@ -145,6 +157,17 @@ mod tests {
         assert_eq!(rules, [GroupReuse::Prefix, tail(8), tail(1), GroupReuse::Prefix]);
         groups.clear();
         assert_eq!(groups.of_hybrid(), []);
+    }
+
+    #[test]
+    fn checkpoints_are_a_group_besides_all_blocks() {
+        let groups = EngineCacheGroups::default();
+        for _ in 0..2 {
+            assert_eq!(groups.learn(&stored(None, None, None)), Some(0));
+            assert_eq!(groups.learn_checkpoints(32), 1);
+        }
+        let rules: Vec<GroupReuse> = groups.of_hybrid().iter().map(|known| known.group.reuse).collect();
+        assert_eq!(rules, [GroupReuse::Prefix, GroupReuse::Tail { blocks: 1 }]);
     }
 
     #[test]

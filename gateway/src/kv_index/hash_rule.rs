@@ -83,6 +83,13 @@ impl EngineHashRule {
         let assumed = keyspace.schemes(&BlockExtraKeys::default())?.events;
         let found = match last_hash(assumed, &tokens) {
             Some(hash) if hash == reported => HashRuleStatus::Confirmed,
+            // Blocks of a namespace look like others: only if none of the first blocks has an expected hash, the rule is another one.
+            Some(_)
+                if keyspace.has_unmarked_namespaces()
+                    && (self.status() == HashRuleStatus::Confirmed || number + 1 < CONFIRMING_CHECKS) =>
+            {
+                return None;
+            }
             Some(_) => {
                 let mut known = keyspace.other_rules().into_iter();
                 let actual = known.find(|(_, scheme)| last_hash(scheme.clone(), &tokens) == Some(reported));

@@ -44,7 +44,7 @@ mod tests {
     #[test]
     fn unlisted_adapters_are_bounded() {
         let seen = SeenAdapters::default();
-        let adapters = vec![LoraAdapterFacts { name: "listed".into(), path: None }];
+        let adapters = vec![LoraAdapterFacts { name: "listed".into(), path: None, id: None }];
         let facts = EngineFacts { adapters, ..EngineFacts::unreported(EngineKind::Vllm) };
         ["listed", "other", "other", &"x".repeat(MAX_NAME + 1)].into_iter().for_each(|name| seen.learn(name));
         assert_eq!(seen.unlisted(&facts), ["other"]);

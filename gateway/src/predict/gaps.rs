@@ -188,7 +188,11 @@ mod tests {
         assert_eq!(prediction_gaps(&facts()), []);
         let nothing = EngineFacts::unreported(EngineKind::Sglang);
         assert_eq!(reasons(&prediction_gaps(&nothing)), ["no_events", "unknown_hashes"]);
-        let bigrams = Some(EngineBlockHashing::Sglang { namespaced: Some(true), bigrams: true });
+        let bigrams = Some(EngineBlockHashing::Sglang {
+            namespaced: Some(true),
+            namespaced_events: false,
+            bigrams: true,
+        });
         let speculating = EngineFacts { speculates: true, ..facts() };
         assert_eq!(reasons(&prediction_gaps(&speculating)), ["speculation"]);
         assert_eq!(

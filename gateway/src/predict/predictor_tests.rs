@@ -50,7 +50,9 @@ fn instance(engine: EngineKind, url: Option<String>) -> Arc<EngineInstance> {
         EngineKind::Vllm => {
             EngineBlockHashing::Vllm { algorithm: VllmHashAlgorithm::Sha256Cbor, seed: "0".to_owned() }
         }
-        EngineKind::Sglang => EngineBlockHashing::Sglang { namespaced: Some(true), bigrams: false },
+        EngineKind::Sglang => {
+            EngineBlockHashing::Sglang { namespaced: Some(true), bigrams: false, namespaced_events: false }
+        }
     };
     let facts = EngineFacts {
         models: vec!["m".to_owned()],

@@ -4,7 +4,9 @@
 use std::sync::Arc;
 
 use moongate_block_hash::VllmMediaItem;
-use moongate_discovery::{EngineBlockHashing, EngineFacts, EngineKind, LoraAdapterFacts, VllmHashAlgorithm};
+use moongate_discovery::{
+    EngineBlockHashing, EngineFacts, EngineKind, LoraAdapterFacts, PrefixCheckpoints, VllmHashAlgorithm,
+};
 use moongate_scheduler::index::IndexLookup;
 use serde::Deserialize;
 
@@ -36,6 +38,8 @@ struct RecordedPrompt {
 #[derive(Debug)]
 struct Accuracy {
     right: f64,
+    /// Predicted, but not found.
+    false_hits: f64,
     cached: f64,
 }
 
@@ -43,6 +47,7 @@ fn facts(block_tokens: u32, adapters: &[(&str, &str)]) -> EngineFacts {
     let adapter = |&(name, path): &(&str, &str)| LoraAdapterFacts {
         name: name.to_owned(),
         path: Some(path.to_owned()),
+        id: None,
     };
     EngineFacts {
         models: vec!["tiny".to_owned()],
@@ -53,6 +58,25 @@ fn facts(block_tokens: u32, adapters: &[(&str, &str)]) -> EngineFacts {
         }),
         adapters: adapters.iter().map(adapter).collect(),
         ..EngineFacts::unreported(EngineKind::Vllm)
+    }
+}
+
+/// SGLang with LoRA adapters, by their names and identifiers.
+fn sglang(adapters: &[(&str, &str)]) -> EngineFacts {
+    let adapter = |&(name, id): &(&str, &str)| LoraAdapterFacts {
+        name: name.to_owned(),
+        path: None,
+        id: Some(id.to_owned()),
+    };
+    EngineFacts {
+        engine: EngineKind::Sglang,
+        hashing: Some(EngineBlockHashing::Sglang {
+            namespaced: Some(true),
+            bigrams: false,
+            namespaced_events: false,
+        }),
+        adapters: adapters.iter().map(adapter).collect(),
+        ..facts(32, &[])
     }
 }
 
@@ -72,9 +96,11 @@ fn replay_with_status(recording: &str, facts: &EngineFacts) -> (Accuracy, HashRu
     let base = BlockKeyspace::from_facts(facts).unwrap();
     let index = KvIndex::new(100_000);
     let slots = EngineSlots::new(index.clone()).of_ranks(1);
-    let mut applier = EngineEventApplier::new(slots.clone(), 0, 0, Arc::new(base.clone())).unwrap();
+    let mut applier = EngineEventApplier::new(slots.clone(), 0, 0, Arc::new(base.clone()))
+        .unwrap()
+        .with_checkpoints(facts.checkpoints);
     let engine = &*slots[0];
-    let (mut tokens, mut wrong, mut found) = (0, 0, 0);
+    let (mut tokens, mut wrong, mut false_hits, mut found) = (0, 0, 0, 0);
     for line in recording.lines() {
         match serde_json::from_str(line).unwrap() {
             RecordedStep::Events { events } => {
@@ -86,11 +112,14 @@ fn replay_with_status(recording: &str, facts: &EngineFacts) -> (Accuracy, HashRu
                 let predicted = predict(&index, engine, &keyspace, &prompt);
                 (tokens, found) = (tokens + length, found + prompt.cached);
                 wrong += predicted.abs_diff(prompt.cached);
+                false_hits += predicted.saturating_sub(prompt.cached);
             }
         }
     }
     let share = |part: u32| f64::from(part) / f64::from(tokens);
-    (Accuracy { right: 1.0 - share(wrong), cached: share(found) }, engine.hash_rule().status())
+    let accuracy =
+        Accuracy { right: 1.0 - share(wrong), false_hits: share(false_hits), cached: share(found) };
+    (accuracy, engine.hash_rule().status())
 }
 
 fn predict(
@@ -139,6 +168,30 @@ fn adapters_are_predicted_as_found() {
     // Without their paths, the adapters would have other hashes.
     let without = replay(recording, &facts(32, &[]));
     assert!(without.right < 0.97, "{without:?}");
+}
+
+#[test]
+fn sglang_adapters_are_predicted_as_found() {
+    let adapters =
+        [("poet", "e37dc9aa2ee959e2a5183181e43aeda0"), ("coder", "133c1cf482bc55a2b3a48601f6045779")];
+    let recording = include_str!("recordings/sglang-lora.jsonl");
+    let accuracy = replay(recording, &sglang(&adapters));
+    assert!(accuracy.right >= 0.99 && accuracy.cached > 0.2, "{accuracy:?}");
+    // Without their identifiers, the adapters would have the base model's hashes.
+    let without = replay(recording, &sglang(&[]));
+    assert!(without.right < 0.97, "{without:?}");
+}
+
+#[test]
+fn sglang_sliding_windows_are_never_predicted_falsely() {
+    let recording = include_str!("recordings/sglang-spark.jsonl");
+    let hybrid = EngineFacts { checkpoints: Some(PrefixCheckpoints::RequestEndsAndBranches), ..sglang(&[]) };
+    let accuracy = replay(recording, &hybrid);
+    assert!(accuracy.right >= 0.97 && accuracy.cached > 0.3, "{accuracy:?}");
+    assert_eq!(accuracy.false_hits, 0.0, "{accuracy:?}");
+    // All blocks in events would be too many.
+    let all = replay(recording, &sglang(&[]));
+    assert!(all.false_hits > 0.0, "{all:?}");
 }
 
 #[test]

@@ -20,6 +20,7 @@ from pairs import (
     vllm,
 )
 from ranks import vllm_dp
+from sglang_variants import SGLANG_VARIANTS
 
 ADAPTERS = ["poet", "coder"]
 
@@ -111,4 +112,5 @@ VARIANTS = {
     "vllm-dp": vllm_dp,
     "vllm-lmcache": vllm_lmcache,
     "vllm-eagle": vllm_eagle,
+    **SGLANG_VARIANTS,
 }

@@ -76,6 +76,27 @@ fn sglang_event_hashes_match() {
 }
 
 #[test]
+fn sglang_namespaced_event_hashes_match() {
+    let vectors = load(include_str!("../vectors/sglang_event_vectors.json"));
+    let python = |text: Option<&str>| text.unwrap_or("None").to_owned();
+    for (extra_key, cache_salt) in [(Some("key"), None), (None, Some("salt")), (Some("key"), Some("salt"))] {
+        let adapter = SglangNamespace { extra_key, cache_salt: None };
+        let dynamo = SglangNamespace { extra_key, cache_salt };
+        for (format, namespace) in
+            [("default", SglangNamespace::default()), ("dynamo", dynamo), ("adapter", adapter)]
+        {
+            let name = format!("{format} {} {}", python(extra_key), python(cache_salt));
+            let expected: Vec<i64> =
+                vectors[&name].as_array().unwrap().iter().map(|hash| hash.as_i64().unwrap()).collect();
+            let scheme = HashScheme::sglang_namespaced_events(4, cache_salt, namespace).unwrap();
+            let found: Vec<i64> =
+                blocks(scheme, &one_to(8)).iter().map(|block| block.event_hash as i64).collect();
+            assert_eq!(found, expected, "{name}");
+        }
+    }
+}
+
+#[test]
 fn vllm_block_hashes_match() {
     let vectors = load(include_str!("../vectors/vllm_vectors.json"));
     let make = |algorithm, page, extra| match algorithm {

@@ -6,6 +6,7 @@ use mooncake_wire::events::{
     BlockHashes, BlockRemoved, BlockStored, EngineEvent, EngineEventBatch, EventDecodeError, LoraAdapter,
     StorageMedium,
 };
+use moongate_discovery::PrefixCheckpoints;
 use moongate_scheduler::index::{BlockHashNamespace, EngineCacheTier};
 
 use crate::kv_index::{
@@ -26,6 +27,8 @@ pub(crate) struct EngineEventApplier {
     first_number: u32,
     /// How predictions hash the engine's blocks.
     keyspace: Arc<BlockKeyspace>,
+    /// Where the engine can reuse prefixes, if not after every block.
+    checkpoints: Option<PrefixCheckpoints>,
     /// The ranks of this source, in ascending order, as far as known.
     published: Vec<usize>,
 }
@@ -53,7 +56,19 @@ impl EngineEventApplier {
             1 => 0,
             _ => usize::try_from(number.checked_sub(first_number)?).ok()?,
         };
-        (rank < slots.len()).then(|| Self { slots, rank, first_number, keyspace, published: vec![rank] })
+        (rank < slots.len()).then(|| Self {
+            slots,
+            rank,
+            first_number,
+            keyspace,
+            checkpoints: None,
+            published: vec![rank],
+        })
+    }
+
+    /// For an engine that reuses prefixes only at checkpoints, if it does.
+    pub(crate) fn with_checkpoints(self, checkpoints: Option<PrefixCheckpoints>) -> Self {
+        Self { checkpoints, ..self }
     }
 
     /// Applies the batch in `payload`.
@@ -85,7 +100,8 @@ impl EngineEventApplier {
     }
 
     fn target(&self, rank: usize) -> Option<RankTarget<'_>> {
-        Some(RankTarget { slot: self.slots.get(rank)?, keyspace: &self.keyspace })
+        let Self { keyspace, checkpoints, .. } = self;
+        Some(RankTarget { slot: self.slots.get(rank)?, keyspace, checkpoints: *checkpoints })
     }
 }
 
@@ -93,6 +109,7 @@ impl EngineEventApplier {
 struct RankTarget<'a> {
     slot: &'a EngineSlotGuard,
     keyspace: &'a BlockKeyspace,
+    checkpoints: Option<PrefixCheckpoints>,
 }
 
 impl RankTarget<'_> {
@@ -132,6 +149,9 @@ impl RankTarget<'_> {
             self.change_hashes(was_different, batch);
             applied.hash_rule = Some(status);
         }
+        if let Some(kind) = self.checkpoints {
+            self.add_checkpoints(kind, stored);
+        }
         if let (Some(group), Some(tier)) = (self.slot.groups().learn(stored), tier(stored.medium)) {
             let namespace = self.keyspace.namespace().in_group(group);
             if self.slot.hash_rule().is_different() {
@@ -170,6 +190,11 @@ impl RankTarget<'_> {
 
     fn removed(&self, removed: &BlockRemoved<'_>) {
         self.slot.hit_history().record_removed(removed.hashes.len());
+        if let (true, Some(tier)) = (self.checkpoints.is_some(), tier(removed.medium)) {
+            let checkpoints = self.slot.groups().learn_checkpoints(self.keyspace.page_tokens());
+            let namespace = self.keyspace.namespace().in_group(checkpoints);
+            self.apply_keys(namespace, tier, low_bits(removed.hashes), false);
+        }
         if removed.medium == Some(StorageMedium::StoreMemory) && self.slot.chunk_rule().has_chunks() {
             self.apply_keys(self.chunks(), EngineCacheTier::L2, low_bits(removed.hashes), false);
         } else if let (Some(group), Some(tier)) =
@@ -183,6 +208,21 @@ impl RankTarget<'_> {
                 self.apply_keys(namespace, tier, low_bits(removed.hashes), false);
             }
         }
+    }
+
+    /// Adds the checkpoints that the blocks of a request imply: their last one, and the one at which the request branched off. Of the
+    /// others it is not known whether what following tokens attend to is still cached.
+    fn add_checkpoints(&self, kind: PrefixCheckpoints, stored: &BlockStored<'_>) {
+        if tier(stored.medium) != Some(EngineCacheTier::L1) {
+            return;
+        }
+        let (index, slot) = (self.slot.index(), self.slot.slot());
+        let group = self.slot.groups().learn_checkpoints(self.keyspace.page_tokens());
+        let namespace = self.keyspace.namespace().in_group(group);
+        let branch = stored.parent.filter(|_| kind == PrefixCheckpoints::RequestEndsAndBranches);
+        let ends = branch.into_iter().chain(stored.hashes.iter().last());
+        let keys: Vec<u64> = ends.map(|hash| namespace.key(hash.low64())).collect();
+        index.update_blocks(&keys, |index, keys| index.add_engine_blocks(slot, EngineCacheTier::L1, keys));
     }
 
     fn chunks(&self) -> BlockHashNamespace {

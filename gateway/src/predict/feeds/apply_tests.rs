@@ -29,7 +29,11 @@ impl TestEngine {
         let facts = EngineFacts {
             models: vec!["tiny".to_owned()],
             page_size: Some(32),
-            hashing: Some(EngineBlockHashing::Sglang { namespaced: None, bigrams: false }),
+            hashing: Some(EngineBlockHashing::Sglang {
+                namespaced: None,
+                bigrams: false,
+                namespaced_events: false,
+            }),
             ..EngineFacts::unreported(EngineKind::Sglang)
         };
         let index = KvIndex::new(100);
@@ -108,6 +112,34 @@ fn each_rank_stores_evicts_and_clears_its_own_blocks() {
     sources[0].apply(&batch(0, stored(&hashes))).unwrap();
     sources[1].restarted();
     assert_eq!(engine.hits(&[1, 2]), [2, 0]);
+}
+
+#[test]
+fn checkpoints_are_the_ends_of_stored_runs_until_their_eviction() {
+    let engine = TestEngine::new(1);
+    let mut applier =
+        engine.applier(0, 0).unwrap().with_checkpoints(Some(PrefixCheckpoints::RequestEndsAndBranches));
+    let checkpoints = || {
+        let namespace = engine.keyspace.namespace().in_group(1);
+        let keys: Vec<u64> = (1..=5).map(|hash| namespace.key(hash)).collect();
+        let holders = engine.index.holders(&keys);
+        (0..5).map(|block| holders.has(engine.slots[0].slot(), block)).collect::<Vec<bool>>()
+    };
+    let [first, last] = [[1, 2, 3].map(BlockHash::Int), [2, 4, 5].map(BlockHash::Int)];
+    applier.apply(&batch(0, stored(&first))).unwrap();
+    assert_eq!(checkpoints(), [false, false, true, false, false]);
+    assert_eq!(engine.slots[0].groups().of_hybrid().len(), 2);
+    // Another request branches off after the second block.
+    let OutgoingEngineEvent::Stored(blocks) = stored(&last[1..]) else { panic!() };
+    let branch = OutgoingBlocks { parent: Some(last[0]), ..blocks };
+    applier.apply(&batch(0, OutgoingEngineEvent::Stored(branch))).unwrap();
+    assert_eq!(checkpoints(), [false, true, true, false, true]);
+    let evicted = OutgoingEngineEvent::Removed { hashes: &first[2..], medium: StorageMedium::Gpu };
+    applier.apply(&batch(0, evicted)).unwrap();
+    assert_eq!(checkpoints(), [false, true, false, false, true]);
+    applier.apply(&batch(0, OutgoingEngineEvent::Cleared)).unwrap();
+    assert_eq!(checkpoints(), [false; 5]);
+    assert_eq!(engine.hits(&[1, 2]), [0]);
 }
 
 #[test]

@@ -113,7 +113,8 @@ impl FeedStarter {
     ) -> Option<RunningFeed> {
         let keyspace = member.keyspace.clone()?;
         let slots = member.slots.clone();
-        let target = EngineEventApplier::new(slots.clone(), *rank, first_number(member), keyspace)?;
+        let target = EngineEventApplier::new(slots.clone(), *rank, first_number(member), keyspace)?
+            .with_checkpoints(member.facts().and_then(|facts| facts.checkpoints));
         let stop = self.supervisor.token().child_token();
         let (name, feed_source, metrics) =
             (format!("{name} rank {rank}"), source.clone(), self.metrics.clone());

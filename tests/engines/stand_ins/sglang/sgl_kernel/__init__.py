@@ -4,7 +4,7 @@ On a CPU SGLang computes with torch itself and needs two of the kernels, both of
 without calling them; those are made up on demand and raise if they are called after all.
 """
 
-from sgl_kernel import page_copies, torch_without_gpu
+from sgl_kernel import page_copies, short_convolutions, torch_without_gpu
 
 __version__ = "0.0.0+cpu"
 
@@ -36,3 +36,6 @@ def __getattr__(name: str):
         raise NotImplementedError(f"sgl_kernel.{name} has no stand-in for CPUs")
 
     return absent
+
+
+short_convolutions.install()
