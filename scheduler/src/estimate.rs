@@ -1,7 +1,7 @@
 //! Estimated times of one prompt on one engine.
 
 use crate::cache_params::{EngineCacheParams, PrefetchBehavior};
-use crate::fleet::{InstanceIndex, InstanceLoad, InstanceRole, SchedulableInstance};
+use crate::fleet::{InstanceIndex, InstanceLoad, InstanceRole, NextPass, SchedulableInstance};
 use crate::prediction::CacheHitPrediction;
 use crate::seconds::Seconds;
 
@@ -21,6 +21,23 @@ pub struct EngineView<'a> {
     pub load: &'a InstanceLoad,
 }
 
+/// What an engine computes before a prompt.
+#[derive(Debug, Clone, Copy)]
+pub struct PrefillBacklog {
+    /// Seconds of earlier work.
+    pub wait: Seconds,
+    /// The last pass of that work, if it has not started.
+    pub next_pass: NextPass,
+}
+
+impl PrefillBacklog {
+    /// The engine's own work.
+    #[must_use]
+    pub fn of(load: &InstanceLoad) -> Self {
+        Self { wait: load.prefill_wait, next_pass: load.next_pass }
+    }
+}
+
 /// Times for one prompt on one engine, if it were sent now.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PrefillEstimate {
@@ -28,8 +45,16 @@ pub struct PrefillEstimate {
     pub wait: Seconds,
     /// Until the blocks that it will use from the shared store are in its memory; 0 without such blocks.
     pub fetch: Seconds,
-    /// Time to compute the uncached tokens.
+    /// Until the prompt must be sent to be computed that early: `wait`, less the work of a pass that it shares.
+    pub pass_wait: Seconds,
+    /// Time to compute the uncached tokens; without the constant of a shared pass.
     pub service: Seconds,
+    /// Whether it shares a pass with prompts before it.
+    pub shares_pass: bool,
+    /// The constant time of a pass.
+    pub pass_constant: Seconds,
+    /// Uncached tokens.
+    pub new_tokens: u64,
     /// From the end of the computation to the first token.
     pub handover: Seconds,
     /// Tokens transferred to the decode in that time.
@@ -45,15 +70,16 @@ pub struct PrefillEstimate {
 }
 
 impl PrefillEstimate {
-    /// Estimates a prompt of `input_tokens` on an engine, if its computation can start after `wait`.
+    /// Estimates a prompt of `input_tokens` on an engine with this work before it.
     #[must_use]
     pub fn new(
         input_tokens: u64,
         prediction: &CacheHitPrediction,
         engine: EngineView<'_>,
-        wait: Seconds,
+        backlog: PrefillBacklog,
     ) -> Self {
         let EngineView { index, instance, load } = engine;
+        let PrefillBacklog { wait, next_pass } = backlog;
         let (hits, rules) = (prediction.hits(index), &instance.cache);
         let own = hits.l1_tokens.saturating_add(hits.l2_tokens);
         let (fetched, fetch) = if hits.l3_tokens == 0 || hits.l3_tokens < rules.prefetch_threshold {
@@ -65,7 +91,10 @@ impl PrefillEstimate {
         let cached = own.saturating_add(fetched);
         // An engine always computes the last token.
         let new = input_tokens.saturating_sub(u64::from(cached)).max(1);
-        let compute = load.service.seconds(new, u64::from(cached));
+        let shares_pass = fetched == 0 && new <= next_pass.room;
+        let pass_constant = load.service.c0 * load.service.speed;
+        let saved = if shares_pass { pass_constant } else { 0.0 };
+        let compute = (load.service.seconds(new, u64::from(cached)) - saved).max(0.0);
         // Loading from host memory runs layer by layer, in parallel with the computation.
         let load_back = f64::from(hits.l2_tokens + fetched) * rules.kv_bytes_per_token / rules.l2_bytes_per_s;
         let service = compute.max(load_back);
@@ -80,8 +109,12 @@ impl PrefillEstimate {
         };
         Self {
             wait,
+            pass_wait: if shares_pass { (wait - next_pass.work).max(0.0) } else { wait },
             fetch,
             service,
+            shares_pass,
+            pass_constant,
+            new_tokens: new,
             handover: handover_tokens as f64 * load.handover_per_token,
             handover_tokens,
             cached_tokens: cached,
@@ -158,6 +191,10 @@ mod tests {
         }
     }
 
+    fn after(wait: f64) -> PrefillBacklog {
+        PrefillBacklog { wait, next_pass: NextPass::default() }
+    }
+
     fn estimate(prefetch: PrefetchBehavior, l3_tokens: u32, wait: f64) -> PrefillEstimate {
         let service = PrefillTimeModel { c0: 0.0, a: 0.001, b: 0.0, speed: 1.0 };
         let load = InstanceLoad { service, ..InstanceLoad::default() };
@@ -165,7 +202,7 @@ mod tests {
         let prediction = CacheHitPrediction { per_instance: vec![hits], ..CacheHitPrediction::default() };
         let instance = instance(rules(prefetch));
         let engine = EngineView { index: InstanceIndex(0), instance: &instance, load: &load };
-        PrefillEstimate::new(1000, &prediction, engine, wait)
+        PrefillEstimate::new(1000, &prediction, engine, after(wait))
     }
 
     #[test]
@@ -180,7 +217,7 @@ mod tests {
         let load = InstanceLoad::default();
         let fetch = |index| {
             let engine = EngineView { index: InstanceIndex(index), instance: &instance, load: &load };
-            PrefillEstimate::new(1000, &prediction, engine, 0.0).fetch
+            PrefillEstimate::new(1000, &prediction, engine, after(0.0)).fetch
         };
         assert!(
             (fetch(0) - FETCH_LATENCY - 0.5).abs() < 1e-9 && (fetch(1) - FETCH_LATENCY - 4.0).abs() < 1e-9
@@ -227,7 +264,7 @@ mod tests {
             let prediction = CacheHitPrediction { per_instance: vec![hits], ..CacheHitPrediction::default() };
             let load = InstanceLoad::default();
             let engine = EngineView { index: InstanceIndex(0), instance: &instance, load: &load };
-            PrefillEstimate::new(input_tokens, &prediction, engine, 0.0).handover_tokens
+            PrefillEstimate::new(input_tokens, &prediction, engine, after(0.0)).handover_tokens
         };
         assert_eq!((tokens(900, 0), tokens(50_900, 50_000), tokens(51_000, 50_000)), (900, 50_900, 51_000));
         assert_eq!((tokens(2_000, 0), tokens(2_300, 0), tokens(52_300, 50_000)), (1_000, 300, 300));

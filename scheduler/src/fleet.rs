@@ -135,6 +135,9 @@ pub struct InstanceLoad {
     pub reported: Option<ReportedLoad>,
     /// Seconds until the engine would start computing a prompt that is sent now, behind the prompts it already has.
     pub prefill_wait: Seconds,
+    /// The last of the passes in that time, if it has not started and short prompts can join it.
+    #[serde(default)]
+    pub next_pass: NextPass,
     /// Seconds until the engine becomes idle because all its prompts wait for their blocks; a prompt that needs no
     /// blocks overtakes them then.
     #[serde(default)]
@@ -160,6 +163,30 @@ pub struct InstanceLoad {
     /// Mean length of a response in tokens.
     #[serde(default)]
     pub response_tokens: f64,
+}
+
+/// A pass of an engine's computation that has not started: prompts in it share its constant time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct NextPass {
+    /// Uncached tokens that may be added. Few: a prompt that takes longer than the constant gains little, and is better sent late.
+    pub room: u64,
+    /// Seconds that it takes so far.
+    pub work: Seconds,
+}
+
+impl NextPass {
+    /// A pass that begins with a prompt of `new` uncached tokens and takes `work` seconds.
+    pub(crate) fn begin(service: &PrefillTimeModel, new: u64, work: Seconds) -> Self {
+        // As many tokens as take as long as the constant.
+        let most = if service.a > 0.0 { service.c0 / service.a } else { 0.0 };
+        let most = most.clamp(0.0, f64::from(u32::MAX)) as u64;
+        Self { room: most.saturating_sub(new), work }
+    }
+
+    /// The pass with another prompt, which shares its constant.
+    pub(crate) fn with(self, new: u64, work: Seconds) -> Self {
+        Self { room: self.room.saturating_sub(new), work: self.work + work }
+    }
 }
 
 impl InstanceLoad {

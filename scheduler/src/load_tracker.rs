@@ -5,7 +5,7 @@ use crate::decode_step::DecodeBatch;
 use crate::decode_tracker::{DecodeTracker, DecodingRequest};
 use crate::engine_models::EngineModels;
 use crate::estimate::{FETCH_LATENCY, PrefillEstimate};
-use crate::fleet::{InstanceLoad, PREFILL_SHARE_S, ReportedLoad};
+use crate::fleet::{InstanceLoad, NextPass, PREFILL_SHARE_S, ReportedLoad};
 use crate::prefill_queue::{ExpectedIdle, PendingPrefill, PrefillQueue, PrefillStoreRead};
 use crate::prefill_time::PrefillTimeModel;
 use crate::prefill_time_learner::PrefillWork;
@@ -128,6 +128,7 @@ impl EngineLoadTracker {
                 ..report.load
             }),
             prefill_wait: self.prefill_wait(now, learned.relative_error()),
+            next_pass: self.next_pass(&learned.model(self.speed)),
             prefill_share: self.prefill_share,
             fetch_wait: (self.fetch_free_at - now).max(0.0),
             fetch_slowness: Some(learned.fetch_slowness()),
@@ -145,6 +146,14 @@ impl EngineLoadTracker {
             }
             _ => own,
         }
+    }
+
+    /// Passes are not known to begin with prompts of other gateways.
+    fn next_pass(&self, service: &PrefillTimeModel) -> NextPass {
+        if self.report.is_some_and(|report| report.external.work() > 0.0) {
+            return NextPass::default();
+        }
+        self.queue.next_pass(|new, work| NextPass::begin(service, new, work)).unwrap_or_default()
     }
 
     /// External work is not known to wait for blocks.
@@ -211,7 +220,10 @@ impl EngineLoadTracker {
                 cached_tokens: cached,
                 handover_tokens: estimate.handover_tokens,
                 fetch_seconds: 0.0,
+                shares_pass: false,
             },
+            shares_pass: estimate.shares_pass,
+            pass_constant: estimate.pass_constant,
             service: estimate.service,
             handover: estimate.handover,
             ready,
@@ -355,6 +367,10 @@ mod tests {
         let learned = models();
         let estimate = PrefillEstimate {
             wait: 0.0,
+            pass_wait: 0.0,
+            shares_pass: false,
+            pass_constant: 0.0,
+            new_tokens: 0,
             fetch: 0.0,
             service: 1.0,
             handover: 0.0,
@@ -423,6 +439,10 @@ mod tests {
         let learned = models();
         let estimate = PrefillEstimate {
             wait: 0.0,
+            pass_wait: 0.0,
+            shares_pass: false,
+            pass_constant: 0.0,
+            new_tokens: 0,
             fetch: 4.0,
             service: 1.0,
             handover: 0.0,

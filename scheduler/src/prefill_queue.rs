@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::attempt::AttemptId;
+use crate::fleet::NextPass;
 use crate::prefill_time_learner::PrefillWork;
 use crate::seconds::Seconds;
 
@@ -27,6 +28,10 @@ pub(crate) struct PendingPrefill {
     pub(crate) ready: Seconds,
     /// Predicted read from the shared store, if any.
     pub(crate) store_read: Option<PrefillStoreRead>,
+    /// Whether it shares the pass of the prefill before it.
+    pub(crate) shares_pass: bool,
+    /// The constant time of a pass.
+    pub(crate) pass_constant: Seconds,
     /// Its first token is not observable: it counts as computed at its predicted time.
     pub(crate) unobserved: bool,
 }
@@ -174,8 +179,12 @@ impl PrefillQueue {
         attempt: AttemptId,
         cached: Option<u64>,
     ) -> Option<(PrefillWork, Seconds)> {
-        let (_, queued) = self.remove(attempt)?;
-        let done = queued.observed_work(now, self.free_at, cached);
+        let (position, queued) = self.remove(attempt)?;
+        let mut done = queued.observed_work(now, self.free_at, cached);
+        done.0.shares_pass = queued.shares_pass && done.1 < queued.pass_constant / 2.0;
+        if !done.0.shares_pass {
+            done.0.computed_tokens += self.settle_pass(position, &queued);
+        }
         // Its blocks may have arrived sooner than predicted.
         let started = self.free_at.max(queued.ready).min(now);
         self.free_at = (now - queued.handover).max(started);
@@ -198,6 +207,30 @@ impl PrefillQueue {
         let queued = self.waiting.remove(position)?;
         self.tokens -= queued.tokens;
         Some((position, queued))
+    }
+
+    /// Attributes a pass to the first of its prefills that completes, which was removed from `position`. Returns the computed tokens of
+    /// the others, whose first tokens follow in a moment.
+    fn settle_pass(&mut self, position: usize, removed: &PendingPrefill) -> u64 {
+        if position > 0 && !removed.shares_pass {
+            return 0;
+        }
+        // The first tokens of a pass arrive in any order.
+        if let (Some(head), true) = (self.waiting.front_mut(), position > 0) {
+            head.shares_pass = true;
+        }
+        let pass = self.waiting.iter().take_while(|queued| queued.shares_pass);
+        pass.map(|queued| queued.work.computed_tokens).sum()
+    }
+
+    /// The last pass, if it has not started. `begin` makes a pass of its first prompt's uncached tokens and duration.
+    pub(crate) fn next_pass(&self, begin: impl FnOnce(u64, Seconds) -> NextPass) -> Option<NextPass> {
+        // The first prefill is being computed, with those that share its pass.
+        let first = self.waiting.iter().skip(1).rposition(|queued| !queued.shares_pass)? + 1;
+        let mut prefills = self.waiting.iter().skip(first);
+        let queued = prefills.next()?;
+        let pass = begin(queued.work.computed_tokens, queued.service);
+        Some(prefills.fold(pass, |pass, queued| pass.with(queued.work.computed_tokens, queued.service)))
     }
 
     /// Recomputes the predicted ends of the queued prefills, if the engine becomes `free_at` for them.
@@ -264,6 +297,8 @@ mod tests {
             handover,
             ready,
             store_read: None,
+            shares_pass: false,
+            pass_constant: 0.0,
             unobserved: false,
         }
     }
@@ -283,6 +318,55 @@ mod tests {
         assert_eq!(queue.complete(17.0, AttemptId(2), None).unwrap().1, 3.0);
         assert_eq!(queue.wait(17.0, 0.0), 0.0);
         assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn short_prefills_share_a_pass_that_has_not_started() {
+        let begin = |new: u64, work| NextPass { room: 500 - new, work };
+        let mut queue = PrefillQueue::default();
+        let member = |attempt, shares_pass| PendingPrefill {
+            shares_pass,
+            pass_constant: 1.0,
+            ..queued(attempt, if shares_pass { 0.1 } else { 1.1 }, 0.0, 0.0)
+        };
+        queue.push(0.0, member(1, false));
+        assert_eq!(queue.next_pass(begin), None, "the first one's pass has started");
+        queue.push(0.0, member(2, false));
+        assert_eq!(queue.next_pass(begin), Some(NextPass { room: 400, work: 1.1 }));
+        queue.push(0.0, member(3, true));
+        let pass = queue.next_pass(begin).unwrap();
+        assert!(pass.room == 300 && (pass.work - 1.2).abs() < 1e-9, "{pass:?}");
+        assert!((queue.wait(0.0, 0.0) - 2.3).abs() < 1e-9);
+        assert!(!queue.complete(1.1, AttemptId(1), None).unwrap().0.shares_pass);
+        assert_eq!(queue.next_pass(begin), None, "both are being computed");
+        let (work, _) = queue.complete(2.3, AttemptId(2), None).unwrap();
+        assert_eq!((work.shares_pass, work.computed_tokens), (false, 200));
+        assert!(queue.complete(2.31, AttemptId(3), None).unwrap().0.shares_pass);
+    }
+
+    #[test]
+    fn first_tokens_of_a_pass_arrive_in_any_order() {
+        let mut queue = PrefillQueue::default();
+        let member = |attempt, shares_pass| PendingPrefill {
+            shares_pass,
+            pass_constant: 1.0,
+            ..queued(attempt, 1.0, 0.0, 0.0)
+        };
+        (1..4).for_each(|attempt| queue.push(0.0, member(attempt, attempt > 1)));
+        let (work, duration) = queue.complete(1.2, AttemptId(2), None).unwrap();
+        assert_eq!((work.shares_pass, work.computed_tokens, duration), (false, 300, 1.2));
+        assert!(queue.complete(1.2, AttemptId(3), None).unwrap().0.shares_pass);
+        assert!(queue.complete(1.2, AttemptId(1), None).unwrap().0.shares_pass);
+    }
+
+    #[test]
+    fn a_pass_that_was_not_shared_counts_in_full() {
+        let mut queue = PrefillQueue::default();
+        queue.push(0.0, PendingPrefill { pass_constant: 1.0, ..queued(1, 1.1, 0.0, 0.0) });
+        queue.push(0.0, PendingPrefill { pass_constant: 1.0, shares_pass: true, ..queued(2, 0.1, 0.0, 0.0) });
+        queue.complete(1.1, AttemptId(1), None);
+        let (work, duration) = queue.complete(2.2, AttemptId(2), None).unwrap();
+        assert!(!work.shares_pass && (duration - 1.1).abs() < 1e-9, "{duration}");
     }
 
     #[test]
@@ -308,8 +392,13 @@ mod tests {
     /// A thousand tokens, of which 800 are read from the store in 0.8 s by configuration; predicted to take twice as
     /// long.
     fn store_read(sent: Seconds, cuts_short: bool) -> PendingPrefill {
-        let work =
-            PrefillWork { computed_tokens: 200, cached_tokens: 800, handover_tokens: 0, fetch_seconds: 0.0 };
+        let work = PrefillWork {
+            computed_tokens: 200,
+            cached_tokens: 800,
+            handover_tokens: 0,
+            fetch_seconds: 0.0,
+            shares_pass: false,
+        };
         let store_read =
             PrefillStoreRead { from: sent, tokens: 800, per_token: 0.001, truncates_fetch: cuts_short };
         PendingPrefill { work, store_read: Some(store_read), ..queued(1, 1.0, 0.0, sent + 1.6) }
@@ -318,8 +407,13 @@ mod tests {
     #[test]
     fn read_time_counts_from_its_start_if_observable() {
         let done = |free_at, now, cached| store_read(0.0, false).observed_work(now, free_at, cached);
-        let work =
-            PrefillWork { computed_tokens: 200, cached_tokens: 800, handover_tokens: 0, fetch_seconds: 0.8 };
+        let work = PrefillWork {
+            computed_tokens: 200,
+            cached_tokens: 800,
+            handover_tokens: 0,
+            fetch_seconds: 0.8,
+            shares_pass: false,
+        };
         assert_eq!(done(0.0, 4.0, Some(800)), (work, 4.0));
         // The engine became free just after the blocks were expected: 1.3 s more than the computation.
         let (observed, duration) = done(1.7, 4.0, None);
@@ -334,13 +428,20 @@ mod tests {
                     computed_tokens: 600,
                     cached_tokens: 400,
                     handover_tokens: 0,
-                    fetch_seconds: 0.4
+                    fetch_seconds: 0.4,
+                    shares_pass: false
                 }
                 && duration == 2.0
         );
         assert_eq!(
             done(0.0, 1.0, Some(0)).0,
-            PrefillWork { computed_tokens: 1000, cached_tokens: 0, handover_tokens: 0, fetch_seconds: 0.0 }
+            PrefillWork {
+                computed_tokens: 1000,
+                cached_tokens: 0,
+                handover_tokens: 0,
+                fetch_seconds: 0.0,
+                shares_pass: false
+            }
         );
     }
 
@@ -354,7 +455,8 @@ mod tests {
                     computed_tokens: 800,
                     cached_tokens: 200,
                     handover_tokens: 0,
-                    fetch_seconds: 0.2
+                    fetch_seconds: 0.2,
+                    shares_pass: false
                 },
                 5.0
             )

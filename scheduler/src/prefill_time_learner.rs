@@ -31,6 +31,8 @@ pub(crate) struct PrefillWork {
     /// Nominal seconds, by the engine's parameters, of its read from the shared store; 0 if the duration was not
     /// observable.
     pub(crate) fetch_seconds: Seconds,
+    /// Whether it was computed in the pass of another prompt, whose work contains it. Its time says nothing.
+    pub(crate) shares_pass: bool,
 }
 
 /// Model shared by engines of one group.
@@ -74,6 +76,9 @@ impl PrefillTimeLearner {
         let (new, cached) = (work.computed_tokens as f64, work.cached_tokens as f64);
         let handover = work.handover_tokens as f64;
         // An engine that computes slowly does not read slowly.
+        if work.shares_pass {
+            return speed;
+        }
         let sizes =
             [speed, speed * new, speed * new * (cached + new / 2.0), speed * handover, work.fetch_seconds];
         let Some(learned) = self.terms.observe(sizes, duration) else { return speed };
@@ -100,6 +105,7 @@ mod tests {
                 cached_tokens: cached,
                 handover_tokens: total.min(8_192),
                 fetch_seconds: 0.0,
+                shares_pass: false,
             }
         })
     }
@@ -159,6 +165,7 @@ mod tests {
                 cached_tokens: cached,
                 handover_tokens: 1024 + cached,
                 fetch_seconds: 0.0,
+                shares_pass: false,
             }
         };
         for count in 0..40_000 {
@@ -189,6 +196,24 @@ mod tests {
             let right = seconds(&truth, PER_TOKEN, work);
             assert!((learned / right - 1.0).abs() < 0.1, "{work:?}: {learned} instead of {right}");
         }
+    }
+
+    #[test]
+    fn constant_of_shared_passes_is_learned_once() {
+        let truth = PrefillTimeModel { c0: 0.02, a: 1e-5, b: 0.0, speed: 1.0 };
+        let mut learner = PrefillTimeLearner::new(&PrefillTimeModel::default(), 0.0);
+        let mut speed = 1.0;
+        for count in 0..3000_u64 {
+            let new = 32 + 97 * (count % 7);
+            let work = PrefillWork { computed_tokens: new, ..PrefillWork::default() };
+            let pass = PrefillWork { computed_tokens: 3 * new, ..work };
+            speed = learner.observe(pass, truth.seconds(3 * new, 0), speed);
+            for _ in 0..2 {
+                speed = learner.observe(PrefillWork { shares_pass: true, ..work }, 1e-5, speed);
+            }
+        }
+        let learned = learner.model(speed).seconds(32, 0);
+        assert!((learned / truth.seconds(32, 0) - 1.0).abs() < 0.15, "{learned} {learner:?}");
     }
 
     #[test]

@@ -264,12 +264,23 @@ impl FleetSnapshot {
         })
     }
 
-    /// The model of requests that name none: there must be exactly one, also among engines that are not usable now.
+    /// The model of requests that name none: there must be exactly one besides its adapters, also among engines that are not usable
+    /// now.
     pub(crate) fn only_model(&self) -> Option<ModelIndex> {
-        let [only] = self.served_models.as_slice() else { return None };
+        let mut bases = self.served_models.iter().filter(|model| !self.is_adapter(model));
+        let (Some(only), None) = (bases.next(), bases.next()) else { return None };
         let unusable_models = self.unusable.iter().filter_map(|waiting| self.models_of.get(&waiting.id));
-        let is_only = unusable_models.flat_map(|models| models.iter()).all(|model| model == only);
+        let mut others = unusable_models.flat_map(|models| models.iter());
+        let is_only = others.all(|model| model == only || self.is_adapter(model));
         is_only.then(|| self.models.get(only).copied())?
+    }
+
+    /// Whether a name is one of an adapter; SGLang's have their base before them.
+    fn is_adapter(&self, model: &str) -> bool {
+        let names =
+            |name: &str| model.strip_suffix(name).is_some_and(|base| base.is_empty() || base.ends_with(':'));
+        let mut facts = self.members.iter().filter_map(|member| member.facts());
+        facts.any(|facts| facts.adapters.iter().any(|adapter| names(&adapter.name)))
     }
 
     pub(crate) fn model_name(&self, model: ModelIndex) -> Option<&Arc<str>> {

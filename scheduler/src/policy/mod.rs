@@ -25,7 +25,7 @@ use crate::decision::{
     CandidateEngine, DecisionExplanation, EngineRoute, LoadReservation, RoutingDecision, ScheduleRejection,
 };
 use crate::decode_step::DecodeBatch;
-use crate::estimate::{EngineView, PrefillEstimate};
+use crate::estimate::{EngineView, PrefillBacklog, PrefillEstimate};
 use crate::fleet::{InstanceIndex, InstanceLoad, InstanceRole, SchedulableFleet, SchedulableInstance};
 use crate::options::SchedulerOptions;
 use crate::prediction::CacheHitPrediction;
@@ -394,7 +394,7 @@ fn expected_ttft(input: &PolicyInput<'_>, entry: InstanceIndex) -> Seconds {
     };
     let tokens = input.request.total_input_tokens();
     let engine = EngineView { index: entry, instance, load };
-    PrefillEstimate::new(tokens, input.prediction, engine, load.prefill_wait).ttft()
+    PrefillEstimate::new(tokens, input.prediction, engine, PrefillBacklog::of(load)).ttft()
 }
 
 /// Selects one of many by random bits.

@@ -3,7 +3,7 @@
 use super::{AttemptId, ScheduleRequest, Scheduler};
 use crate::decision::RoutingDecision;
 use crate::decode_tracker::DecodingRequest;
-use crate::estimate::{EngineView, PrefillEstimate};
+use crate::estimate::{EngineView, PrefillBacklog, PrefillEstimate};
 use crate::fleet::{InstanceIndex, InstanceRole};
 use crate::load_tracker::{CompletedPrefill, SentPrefill};
 use crate::prediction::CacheHitPrediction;
@@ -179,7 +179,7 @@ impl Scheduler {
                 input_tokens,
                 prediction,
                 EngineView { index: entry, instance, load },
-                load.prefill_wait,
+                PrefillBacklog::of(load),
             );
             let share = estimate.service / load.service.seconds(input_tokens, 0);
             self.uncached_share += UNCACHED_SHARE_GAIN * (share - self.uncached_share);

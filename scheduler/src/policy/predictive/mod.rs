@@ -17,7 +17,7 @@ use super::{
     EngineChoice, Policy, PolicyInput, PolicyName, PolicyVerdict, ScheduleRound, build_decision, is_available,
 };
 use crate::decision::{CandidateEngine, CostBreakdown, CostTerm, RoutingDecision, ScheduleRejection};
-use crate::estimate::{EngineView, FETCH_LATENCY, PrefillEstimate};
+use crate::estimate::{EngineView, FETCH_LATENCY, PrefillBacklog, PrefillEstimate};
 use crate::fleet::{InstanceIndex, InstanceLoad, InstanceRole};
 use crate::options::SchedulerOptions;
 use crate::seconds::Seconds;
@@ -121,10 +121,13 @@ impl PredictivePolicy {
             return None;
         }
         let (instance, load) = (input.cluster.get(ix)?, input.loads.get(ix.as_usize())?);
-        let wait = load.prefill_wait + self.plan.work(ix);
+        let backlog = PrefillBacklog {
+            wait: load.prefill_wait + self.plan.work(ix),
+            next_pass: self.plan.next_pass(ix).unwrap_or(load.next_pass),
+        };
         let tokens = input.request.total_input_tokens();
-        let estimate =
-            PrefillEstimate::new(tokens, input.prediction, EngineView { index: ix, instance, load }, wait);
+        let engine = EngineView { index: ix, instance, load };
+        let estimate = PrefillEstimate::new(tokens, input.prediction, engine, backlog);
         let target = self.settings.tpot_target;
         let decode = match instance.role {
             InstanceRole::Prefill => {
@@ -334,7 +337,8 @@ impl PredictivePolicy {
                 0.0
             };
             let wait = load.min_wait().min(load.prefill_wait - fetch);
-            due = due.min(wait + self.plan.work(ix) - self.settings.slack);
+            let shared = self.plan.next_pass(ix).unwrap_or(load.next_pass).work;
+            due = due.min(wait + self.plan.work(ix) - shared - self.settings.slack);
             if due <= 0.0 {
                 return None;
             }
@@ -394,8 +398,9 @@ impl PredictivePolicy {
             let retry_after = self.retry_reservations.reserve(input, service, entries.len(), share);
             return Err(ScheduleRejection::Overloaded { retry_after });
         }
-        let PrefillEstimate { wait, fetch, service, handover, truncates_fetch, .. } = best.estimate;
-        let mut due = wait - fetch - self.settings.slack;
+        let PrefillEstimate { wait, pass_wait, fetch, service, handover, truncates_fetch, .. } =
+            best.estimate;
+        let mut due = pass_wait - fetch - self.settings.slack;
         let planned = self.plan.work(best.prefill);
         if truncates_fetch && fetch > 0.0 && planned > 0.0 {
             // Sent before the requests planned ahead of it, it would be computed before them, and without its blocks.
@@ -412,14 +417,16 @@ impl PredictivePolicy {
             let is_local = best.decode.is_some_and(|choice| choice.decode == best.prefill);
             let reason = if is_local {
                 "least predicted TTFT, with the prompt computed by the decode"
-            } else if wait <= self.settings.slack {
+            } else if pass_wait <= self.settings.slack {
                 "least predicted TTFT"
             } else {
                 "early, to fetch its blocks"
             };
             return Ok(self.explain(input, &best, most_cached, reason));
         }
-        self.plan.add(best.prefill, best.estimate.service);
+        if let Some(load) = input.loads.get(best.prefill.as_usize()) {
+            self.plan.add(best.prefill, &best.estimate, load);
+        }
         Ok(PolicyVerdict::Defer { until: input.now + due.max(MIN_RECHECK) })
     }
 }
@@ -472,9 +479,9 @@ impl Policy for PredictivePolicy {
             tokens,
             input.prediction,
             EngineView { index: entry, instance, load },
-            load.prefill_wait,
+            PrefillBacklog::of(load),
         );
-        self.plan.add_dispatched(entry, estimate.service);
+        self.plan.add_dispatched(entry, &estimate, load);
         self.retry_reservations.redeem(input);
         let engines = input.cluster.prefills(input.request.model).len().max(1);
         self.tenants.record_sent(input.request.tenant, estimate.service / engines as f64);

@@ -3,8 +3,8 @@
 use super::super::ScheduleRound;
 use super::local_prefill::has_spare_time;
 use crate::decode_step::DecodeBatch;
-use crate::estimate::FETCH_LATENCY;
-use crate::fleet::{InstanceIndex, InstanceRole};
+use crate::estimate::{FETCH_LATENCY, PrefillEstimate};
+use crate::fleet::{InstanceIndex, InstanceLoad, InstanceRole, NextPass};
 use crate::options::SchedulerOptions;
 use crate::prediction::TierHits;
 use crate::prefill_time::PrefillTimeModel;
@@ -15,6 +15,8 @@ use crate::seconds::Seconds;
 pub(super) struct RoundPlan {
     /// Work of requests that were planned in this round.
     work: Vec<Seconds>,
+    /// The last pass of that work, for engines with any.
+    next_passes: Vec<Option<NextPass>>,
     /// Sequences of requests that were planned in this round, with which the decodes would be too slow now.
     decodes: Vec<DecodeBatch>,
     /// Number of those requests, and how long the last of them waits.
@@ -42,6 +44,8 @@ impl RoundPlan {
     pub(super) fn start_round(&mut self, round: &ScheduleRound<'_>, settings: &SchedulerOptions) {
         self.work.clear();
         self.work.resize(round.loads.len(), 0.0);
+        self.next_passes.clear();
+        self.next_passes.resize(round.loads.len(), None);
         self.decodes.clear();
         self.decodes.resize(round.loads.len(), DecodeBatch::default());
         self.waiting_for_decodes = (0, 0.0);
@@ -72,7 +76,8 @@ impl RoundPlan {
                 0.0
             };
             self.longest_fetch = self.longest_fetch.max(fetch);
-            self.due.push(load.min_wait().min(load.prefill_wait - fetch) - settings.slack);
+            let wait = load.min_wait().min(load.prefill_wait - fetch);
+            self.due.push(wait - load.next_pass.work - settings.slack);
         }
         self.update_first_due();
     }
@@ -113,19 +118,39 @@ impl RoundPlan {
         self.remaining
     }
 
+    /// The last pass of the planned work; `None` without any.
+    pub(super) fn next_pass(&self, ix: InstanceIndex) -> Option<NextPass> {
+        self.next_passes.get(ix.as_usize()).copied().flatten()
+    }
+
     /// Plans a queued request on the engine, before those that are decided later.
-    pub(super) fn add(&mut self, ix: InstanceIndex, service: Seconds) {
+    pub(super) fn add(&mut self, ix: InstanceIndex, estimate: &PrefillEstimate, load: &InstanceLoad) {
         self.requests += 1;
         if let Some(work) = self.work.get_mut(ix.as_usize()) {
-            *work += service;
+            *work += estimate.service;
         }
-        self.add_dispatched(ix, service);
+        let before = self.next_pass(ix).unwrap_or(load.next_pass);
+        if let Some(next_pass) = self.next_passes.get_mut(ix.as_usize()) {
+            *next_pass = Some(if estimate.shares_pass {
+                before.with(estimate.new_tokens, estimate.service)
+            } else {
+                NextPass::begin(&load.service, estimate.new_tokens, estimate.service)
+            });
+        }
+        self.add_dispatched(ix, estimate, load);
     }
 
     /// Adds dispatched work to the engine's backlog.
-    pub(super) fn add_dispatched(&mut self, ix: InstanceIndex, service: Seconds) {
-        if let Some(due) = self.due.get_mut(ix.as_usize()) {
-            *due += service;
+    pub(super) fn add_dispatched(
+        &mut self,
+        ix: InstanceIndex,
+        estimate: &PrefillEstimate,
+        load: &InstanceLoad,
+    ) {
+        // Others may join its pass until that starts.
+        let leaves_room = NextPass::begin(&load.service, estimate.new_tokens, 0.0).room > 0;
+        if let Some(due) = self.due.get_mut(ix.as_usize()).filter(|_| !leaves_room) {
+            *due += estimate.service;
         }
         self.update_first_due();
     }

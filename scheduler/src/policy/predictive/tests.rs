@@ -230,6 +230,24 @@ fn burst_with_one_prefix_waits_if_passes_are_long() {
 }
 
 #[test]
+fn a_burst_with_one_prefix_shares_the_next_pass() {
+    let service_prior = PrefillTimeModel { c0: 0.5, a: 1e-4, b: 0.0, speed: 1.0 };
+    let mut sim = test_scheduler_with(
+        2,
+        PrefetchBehavior::WaitComplete,
+        SchedulerOptions { service_prior, ..settings() },
+    );
+    let first = sim.submit(0.0, 1_100, &[(0, own(1))]);
+    assert_eq!(sim.sent(0.0), [(first, 0)]);
+    let rest: Vec<_> = (0..3).map(|_| sim.submit(0.05, 1_100, &[(0, own(1_000))])).collect();
+    // All are sent just before the first pass ends, so that one more pass computes them together. One after the other, the
+    // third would be sooner on the idle engine.
+    assert_eq!(sim.sent(0.05), []);
+    let sent = sim.sent(0.55);
+    assert_eq!(sent, rest.into_iter().map(|request| (request, 0)).collect::<Vec<_>>());
+}
+
+#[test]
 fn a_copy_that_the_store_has_costs_its_read() {
     for (hits, engine) in [(stored(1_500), 1), (own(0), 0)] {
         let mut sim = test_scheduler(2);
