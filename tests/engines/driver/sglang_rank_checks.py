@@ -148,7 +148,7 @@ def hashes_are_confirmed(_hits: Hits) -> str:
     return engine["id"]
 
 
-RANK_CHECKS = [
+SGLANG_RANK_CHECKS = [
     ranks_are_predicted_apart,
     requests_follow_their_rank,
     all_forms_of_prompts,

@@ -14,12 +14,12 @@ from images import IMAGE_CHECKS
 from lmcache_mode import LMCACHE_CHECKS
 from pairs import DECODE, GATEWAY_PORT, HOST, PREFILL
 from prompts import COMPLETIONS, Prompt, completion, ids
-from ranks import RANK_CHECKS
 from talk import Metrics, Stream, post
 from sglang_hybrid_checks import HYBRID_CHECKS
 from sglang_namespace_checks import ADAPTER_CHECKS, extra_keys_with_marks, extra_keys_without_marks
-from sglang_rank_checks import RANK_CHECKS
+from sglang_rank_checks import SGLANG_RANK_CHECKS
 from variants import ADAPTERS
+from vllm_ranks import VLLM_RANK_CHECKS
 
 BURST_GROUPS, BURST_REQUESTS, BURST_PREFIX, BURST_REST = 8, 6, 512, 32
 BURST_SEEDS = range(10)
@@ -133,11 +133,11 @@ VARIANT_CHECKS = {
     "vllm-hybrid": _EXACT,
     "vllm-recurrent": _EXACT,
     "vllm-xxhash": _EXACT,
-    "vllm-dp": RANK_CHECKS,
+    "vllm-dp": VLLM_RANK_CHECKS,
     "vllm-lmcache": LMCACHE_CHECKS,
     "vllm-eagle": EAGLE_CHECKS,
     "vllm-burst": [bursts_with_one_prefix],
-    "sglang-dp": RANK_CHECKS,
+    "sglang-dp": SGLANG_RANK_CHECKS,
     "sglang-lora": [*ADAPTER_CHECKS, extra_keys_without_marks, _ORDINARY["mixed_prompts"], _ORDINARY["a_late_gateway"]],
     "sglang-dynamo": [*ADAPTER_CHECKS, extra_keys_with_marks, _ORDINARY["mixed_prompts"], _ORDINARY["a_late_gateway"]],
     "sglang-swa": HYBRID_CHECKS,

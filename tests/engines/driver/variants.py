@@ -19,8 +19,8 @@ from pairs import (
     events,
     vllm,
 )
-from ranks import vllm_dp
 from sglang_variants import SGLANG_VARIANTS
+from vllm_ranks import vllm_dp
 
 ADAPTERS = ["poet", "coder"]
 

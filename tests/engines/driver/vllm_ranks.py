@@ -161,7 +161,7 @@ def a_late_gateway_by_rank(hits: Hits) -> str:
     return f"{note}; by rank {by_rank}"
 
 
-RANK_CHECKS: list[Callable[[Hits], str]] = [
+VLLM_RANK_CHECKS: list[Callable[[Hits], str]] = [
     repeated_prompts_by_rank,
     growing_chats_by_rank,
     a_late_gateway_by_rank,

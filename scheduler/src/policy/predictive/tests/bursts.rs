@@ -1,0 +1,40 @@
+//! Requests with one new prefix that arrive together.
+
+use super::*;
+
+#[test]
+fn burst_with_one_prefix_waits_if_passes_are_long() {
+    // 0.5 s for each pass, and 0.1 ms per token.
+    for (shared, engines) in [(1_000, [0, 0]), (0, [0, 1])] {
+        let service_prior = PrefillTimeModel { c0: 0.5, a: 1e-4, b: 0.0, speed: 1.0 };
+        let mut sim = test_scheduler_with(
+            2,
+            PrefetchBehavior::WaitComplete,
+            SchedulerOptions { service_prior, ..settings() },
+        );
+        let first = sim.submit(0.0, 1_100, &[(0, own(1))]);
+        assert_eq!(sim.sent(0.0), [(first, engines[0])]);
+        // The first one's blocks will be there once it is computed.
+        let second = sim.submit(0.05, 1_100, &[(0, own(shared))]);
+        let sent: Vec<_> = [0.05, 0.6].into_iter().flat_map(|now| sim.sent(now)).collect();
+        assert_eq!(sent, [(second, engines[1])]);
+    }
+}
+
+#[test]
+fn a_burst_with_one_prefix_shares_the_next_pass() {
+    let service_prior = PrefillTimeModel { c0: 0.5, a: 1e-4, b: 0.0, speed: 1.0 };
+    let mut sim = test_scheduler_with(
+        2,
+        PrefetchBehavior::WaitComplete,
+        SchedulerOptions { service_prior, ..settings() },
+    );
+    let first = sim.submit(0.0, 1_100, &[(0, own(1))]);
+    assert_eq!(sim.sent(0.0), [(first, 0)]);
+    let rest: Vec<_> = (0..3).map(|_| sim.submit(0.05, 1_100, &[(0, own(1_000))])).collect();
+    // All are sent just before the first pass ends, so that one more pass computes them together. One after the other, the
+    // third would be sooner on the idle engine.
+    assert_eq!(sim.sent(0.05), []);
+    let sent = sim.sent(0.55);
+    assert_eq!(sent, rest.into_iter().map(|request| (request, 0)).collect::<Vec<_>>());
+}
