@@ -185,7 +185,10 @@ mod tests {
         for (count, words) in [
             ("2 engines: ", "--disable-radix-cache"),
             ("2 engines: ", "set `kv.store_key_prefix`, `kv.prefetch_threshold`"),
-            ("1 engine: ", "(xxhash), so adapters and the store are not predicted; start vLLM with --prefix-caching-hash-algo sha256_cbor"),
+            (
+                "1 engine: ",
+                "(xxhash), so adapters and the store are not predicted; start vLLM with --prefix-caching-hash-algo sha256_cbor",
+            ),
             ("1 engine: ", "replay_endpoint"),
         ] {
             let line = advice.iter().find(|line| line.contains(words));

@@ -151,10 +151,11 @@ impl PredictivePolicy {
         // Where the copy is, the rest of the prompt shares a pass with others; elsewhere it takes one of its own.
         let own_pass = load.service.c0 * repeated / tokens.max(1) as f64;
         let duplicate = (self.settings.duplicate_price * returns + own_pass) * (1.0 + second);
+        // A shared pass is no reason to put many requests on one engine while others have passes of their own: they also decode.
+        let occupied = estimate.service + if estimate.shares_pass { estimate.pass_constant } else { 0.0 };
         // A second of a slow engine costs less, because less would be done in it.
-        let congestion = second * estimate.service / load.service.speed;
-        let length = self.length_mismatch_price(input, ix, estimate.service / load.service.speed)
-            * estimate.service
+        let congestion = second * occupied / load.service.speed;
+        let length = self.length_mismatch_price(input, ix, occupied / load.service.speed) * occupied
             / (1.0 + self.congestion(input));
         let PrefillEstimate { wait, fetch, service, handover, cached_tokens, .. } = estimate;
         let terms = CostBreakdown {
