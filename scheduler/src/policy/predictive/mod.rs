@@ -47,6 +47,10 @@ const MAX_SLOWDOWN: f64 = 2.0;
 /// at 1.2 times the synthetic trace's. Larger values gain nothing, and long requests wait longer.
 const OVERTAKING_SERVICES: f64 = 100.0;
 
+/// Price of joining the pass of other prompts, as a share of the pass's constant time and of the prompt that is not cached there:
+/// among engines where a first token comes about as early, requests without a common prefix are spread.
+const SHARED_PASS_PRICE: f64 = 0.2;
+
 /// Each step of priority scales a request's effective length by this factor.
 const PRIORITY_STEP: f64 = 0.5;
 
@@ -152,9 +156,11 @@ impl PredictivePolicy {
         let own_pass = load.service.c0 * repeated / tokens.max(1) as f64;
         let duplicate = (self.settings.duplicate_price * returns + own_pass) * (1.0 + second);
         // A shared pass is no reason to put many requests on one engine while others have passes of their own: they also decode.
-        let occupied = estimate.service + if estimate.shares_pass { estimate.pass_constant } else { 0.0 };
+        let shared = if estimate.shares_pass { estimate.pass_constant } else { 0.0 };
+        let occupied = estimate.service + shared;
         // A second of a slow engine costs less, because less would be done in it.
-        let congestion = second * occupied / load.service.speed;
+        let uncached = estimate.new_tokens as f64 / tokens.max(1) as f64;
+        let congestion = second * occupied / load.service.speed + SHARED_PASS_PRICE * uncached * shared;
         let length = self.length_mismatch_price(input, ix, occupied / load.service.speed) * occupied
             / (1.0 + self.congestion(input));
         let PrefillEstimate { wait, fetch, service, handover, cached_tokens, .. } = estimate;
