@@ -42,7 +42,12 @@ fn check(models: &PromptTokenizerPair, body: &[u8]) {
     let (Ok(parsed), Ok(read)) = (parsed, read) else { return };
     let _ = parsed.check_text();
     let _ = parsed.truncation();
-    let _ = models.fresh.tokenize_chat_before_media(&parsed, TemplateTime::utc(0));
+    let _ = parsed.media();
+    if let Ok(chat) = models.fresh.render_media_chat(&parsed, TemplateTime::utc(0)) {
+        let all = models.fresh.tokenize_media_chat(&chat);
+        let before = models.fresh.tokenize_before_media(&chat);
+        assert_eq!(before.is_ok(), all.is_ok());
+    }
     let text = models.fresh.render_chat(&parsed, TemplateTime::utc(0));
     assert_eq!(models.cached.render_chat(&read, TemplateTime::utc(0)), text);
     // What a message continues may follow what the template made.
