@@ -93,7 +93,7 @@ fn missing_features(facts: &EngineFacts) -> Vec<String> {
             if !events.is_empty() =>
         {
             lacks.push(
-                r#"requests with `extra_key` are not predicted, and their blocks count as those of plain prompts: KV events do not tell them apart; if you use it, add "format":"dynamo" to --kv-events-config"#.to_owned(),
+                r#"requests with `extra_key` are not predicted, and their blocks count as those of plain prompts: KV events do not contain the key; if you use it, add "format":"dynamo" to --kv-events-config"#.to_owned(),
             );
         }
         (Some(_), _) => {}

@@ -231,7 +231,7 @@ impl PredictivePolicy {
                 continue;
             }
             let computation = self.plan.min_service(tokens, input.prediction.hits(entry));
-            if self.backlog(input, entry) + second * computation <= lowest {
+            if self.backlog(input, entry) + second * computation - self.shareable(input, entry) <= lowest {
                 lowest = offer(self, entry);
             }
         }
@@ -247,6 +247,13 @@ impl PredictivePolicy {
             return &[];
         }
         input.cluster.local_prefills(input.request.model)
+    }
+
+    /// Upper limit of what a prompt saves on the engine by joining a pass.
+    fn shareable(&self, input: &PolicyInput<'_>, ix: InstanceIndex) -> Seconds {
+        let Some(load) = input.loads.get(ix.as_usize()) else { return 0.0 };
+        let pass = self.plan.next_pass(ix).unwrap_or(load.next_pass);
+        if pass.room > 0 { load.service.c0 * load.service.speed } else { 0.0 }
     }
 
     /// Seconds until the engine has finished its own work and that of queued requests before this one.
