@@ -5,14 +5,14 @@
 
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
-use moongate_gateway::{SseError, SseFramer};
+use moongate_gateway::{SseError, SseFramer, StreamEnd};
 use serde_json::{Map, Value};
 
 /// The forwarded bytes, and the end of the stream: its last two payloads or a fault.
 type SseRelayResult = (Vec<u8>, Result<[Bytes; 2], SseError>);
 
-fn relay(stream: &[u8], piece: usize, expects_done: bool) -> SseRelayResult {
-    let mut gate = SseFramer::default();
+fn relay(stream: &[u8], piece: usize, end: StreamEnd) -> SseRelayResult {
+    let mut gate = SseFramer::new(end);
     let mut out = Vec::new();
     for piece in stream.chunks(piece) {
         match gate.push(Bytes::copy_from_slice(piece)) {
@@ -20,7 +20,7 @@ fn relay(stream: &[u8], piece: usize, expects_done: bool) -> SseRelayResult {
             Err(fault) => return (out, Err(fault)),
         }
     }
-    match gate.finish(expects_done) {
+    match gate.finish() {
         Ok(rest) => out.extend_from_slice(&rest),
         Err(fault) => return (out, Err(fault)),
     }
@@ -31,15 +31,21 @@ fn reports_error(payload: &[u8]) -> bool {
     // A generated text has no other escapes in its members' names.
     let event = serde_json::from_slice::<Map<String, Value>>(payload).unwrap_or_default();
     let is_error = event.get("error").is_some_and(|error| !error.is_null());
-    (is_error || event.get("object").is_some_and(|object| object == "error")) && !payload.contains(&b'\\')
+    let is_marked = ["object", "type"].iter().any(|name| event.get(*name).is_some_and(|kind| kind == "error"));
+    (is_error || is_marked) && !payload.contains(&b'\\')
 }
 
-// The first byte is the length of a piece, and whether `[DONE]` has to come.
+// The first byte is the length of a piece, and how the stream has to end.
 fuzz_target!(|input: &[u8]| {
     let Some((first, stream)) = input.split_first() else { return };
-    let (piece, expects_done) = (usize::from(first / 2).max(1), first & 1 == 1);
-    let whole = relay(stream, stream.len().max(1), expects_done);
-    let cut = relay(stream, piece, expects_done);
+    let piece = usize::from(first / 2).max(1);
+    let end = match (first & 1, first & 2) {
+        (1, _) => StreamEnd::Done,
+        (_, 2) => StreamEnd::EventType(&["message_stop"]),
+        _ => StreamEnd::Body,
+    };
+    let whole = relay(stream, stream.len().max(1), end);
+    let cut = relay(stream, piece, end);
     assert_eq!(cut.1, whole.1);
     assert!(stream.starts_with(&cut.0) && stream.starts_with(&whole.0));
     if whole.1.is_ok() {

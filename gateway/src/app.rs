@@ -21,7 +21,7 @@ use crate::decide::{
     AdmissionOptions, AdmissionQueue, QueueIdentity, QueuePeers, QueueServer, SchedulerClock, run_election,
 };
 use crate::dispatch::RequestDispatcher;
-use crate::error::{ApiError, ApiErrorCode};
+use crate::error::{ApiError, ApiErrorCode, ErrorFormat};
 use crate::feedback::{DecisionHistory, GatewayMetrics, PromptReportQueue, run_prompt_reports};
 use crate::fleet::{FleetReader, UpstreamEndpoint, check_health, poll_loads, probe_suspects, watch_topology};
 use crate::ingress::{BodyReader, FleetStatusCache, GatewayContext, admin_router, public_router};
@@ -369,7 +369,7 @@ fn descriptor_shares(options: &GatewayOptions) -> DescriptorShares {
 /// Complete HTTP/1.1 response for connections above the limit.
 fn connection_rejection() -> Arc<[u8]> {
     let text = "this gateway has reached its connection limit; retry soon, or raise --max-connections and the limit of open files";
-    let body = ApiError::new(ApiErrorCode::GatewayOverloaded, text).json();
+    let body = ApiError::new(ApiErrorCode::GatewayOverloaded, text).json(ErrorFormat::OpenAi);
     let head = format!(
         "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n\
          content-length: {}\r\n\r\n",

@@ -7,6 +7,7 @@ use axum::body::Body;
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, Response, StatusCode};
+use serde_json::{Value, json};
 
 /// Stable machine-readable codes, listed in `docs/errors.md`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -121,6 +122,28 @@ impl ApiErrorCode {
     }
 }
 
+/// How the clients of a path expect errors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorFormat {
+    /// OpenAI's, and that of all paths without a format of their own.
+    OpenAi,
+    /// The same, except for events of a stream.
+    Responses,
+    Anthropic,
+}
+
+impl ErrorFormat {
+    /// The format on this path.
+    #[must_use]
+    pub fn of_path(path: &str) -> Self {
+        match path {
+            "/v1/messages" | "/v1/messages/count_tokens" => Self::Anthropic,
+            "/v1/responses" => Self::Responses,
+            _ => Self::OpenAi,
+        }
+    }
+}
+
 /// A failed request, as reported to the client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiError {
@@ -146,30 +169,48 @@ impl ApiError {
         self
     }
 
-    /// `{"error": {…}}` as OpenAI's clients expect it.
+    /// The body of the error's response.
     #[must_use]
-    pub fn json(&self) -> String {
-        let error = serde_json::json!({
-            "error": {
-                "message": self.message,
-                "type": self.code.openai_type(),
-                "param": self.param,
-                "code": self.code.as_str(),
-            }
-        });
-        error.to_string()
+    pub fn json(&self, format: ErrorFormat) -> String {
+        self.value(format).to_string()
+    }
+
+    fn value(&self, format: ErrorFormat) -> Value {
+        match format {
+            ErrorFormat::OpenAi | ErrorFormat::Responses => json!({
+                "error": {
+                    "message": self.message,
+                    "type": self.code.openai_type(),
+                    "param": self.param,
+                    "code": self.code.as_str(),
+                }
+            }),
+            ErrorFormat::Anthropic => anthropic_error(self.code.status(), &self.message),
+        }
     }
 
     /// The error as one server-sent event.
     #[must_use]
-    pub fn event(&self) -> Bytes {
-        Bytes::from(format!("data: {}\n\n", self.json()))
+    pub fn event(&self, format: ErrorFormat) -> Bytes {
+        let mut event = self.value(format);
+        Bytes::from(match format {
+            ErrorFormat::OpenAi => format!("data: {event}\n\n"),
+            ErrorFormat::Anthropic => format!("event: error\ndata: {event}\n\n"),
+            ErrorFormat::Responses => {
+                // Besides the members of that API's own event the one by which OpenAI's clients recognize errors in any stream.
+                event["type"] = "error".into();
+                event["code"] = self.code.as_str().into();
+                event["message"] = self.message.as_str().into();
+                event["param"] = self.param.as_deref().into();
+                format!("event: error\ndata: {event}\n\n")
+            }
+        })
     }
 
     /// The error as an HTTP response.
     #[must_use]
-    pub fn response(&self) -> Response<Body> {
-        let mut response = Response::new(Body::from(self.json()));
+    pub fn response(&self, format: ErrorFormat) -> Response<Body> {
+        let mut response = Response::new(Body::from(self.json(format)));
         *response.status_mut() = self.code.status();
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -181,6 +222,22 @@ impl ApiError {
         }
         response
     }
+}
+
+/// `{"type": "error", "error": {…}}` as Anthropic's clients expect it.
+pub(crate) fn anthropic_error(status: StatusCode, message: &str) -> Value {
+    let kind = match status {
+        StatusCode::UNAUTHORIZED => "authentication_error",
+        StatusCode::FORBIDDEN => "permission_error",
+        StatusCode::NOT_FOUND => "not_found_error",
+        StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+        StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+        StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+        StatusCode::GATEWAY_TIMEOUT => "timeout_error",
+        status if status.is_client_error() => "invalid_request_error",
+        _ => "api_error",
+    };
+    json!({"type": "error", "error": {"type": kind, "message": message}})
 }
 
 /// The value of `Retry-After`: whole seconds, rounded up so that no client retries too early.
@@ -195,3 +252,39 @@ impl fmt::Display for ApiError {
 }
 
 impl std::error::Error for ApiError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_api_gets_errors_in_its_own_format() {
+        let error = ApiError::new(ApiErrorCode::ModelNotFound, "no such model").param("model");
+        let json = |path| -> Value { serde_json::from_str(&error.json(ErrorFormat::of_path(path))).unwrap() };
+        let openai = json!({"error": {"message": "no such model", "type": "invalid_request_error",
+            "param": "model", "code": "model_not_found"}});
+        assert_eq!(json("/v1/chat/completions"), openai);
+        assert_eq!(json("/v1/responses"), openai);
+        let anthropic =
+            json!({"type": "error", "error": {"type": "not_found_error", "message": "no such model"}});
+        assert_eq!(json("/v1/messages"), anthropic);
+        assert_eq!(json("/v1/messages/count_tokens"), anthropic);
+    }
+
+    #[test]
+    fn events_have_the_names_that_clients_expect() {
+        let error = ApiError::new(ApiErrorCode::DecodeFailed, "lost");
+        let event = |format| String::from_utf8(error.event(format).to_vec()).unwrap();
+        assert!(event(ErrorFormat::OpenAi).starts_with("data: {\"error\":"));
+        let anthropic = event(ErrorFormat::Anthropic);
+        assert!(
+            anthropic.starts_with("event: error\ndata: {") && anthropic.contains("api_error"),
+            "{anthropic}"
+        );
+        let responses = event(ErrorFormat::Responses);
+        let data: Value =
+            serde_json::from_str(responses.strip_prefix("event: error\ndata: ").unwrap().trim()).unwrap();
+        assert_eq!((&data["type"], &data["code"]), (&json!("error"), &json!("decode_failed")));
+        assert_eq!(data["error"]["message"], "lost");
+    }
+}

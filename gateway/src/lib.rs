@@ -53,8 +53,9 @@ pub use kv_index::SpinRwLock;
 pub use listener_security::{ListenerSecurityError, exposures};
 #[doc(hidden)]
 pub use predict::{PredictionGap, prediction_gaps};
+#[doc(hidden)]
+pub use request_body::StreamEnd;
 pub use request_body::{
     MemberSearchError, accepts, is_transfer_member, is_user_data, without_transfer_members,
 };
-#[doc(hidden)]
 pub use response::{SseError, SseFramer};

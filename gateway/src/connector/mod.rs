@@ -120,7 +120,7 @@ fn for_attempt<'a>(attempt: &ConnectorAttempt<'a>) -> Result<Box<dyn LegConnecto
     let facts = facts.ok_or("has not been probed")?;
     Ok(match &facts.transfer {
         Some(KvTransferMethod::SglangBootstrap { bootstrap }) => {
-            Box::new(SglangConnector::new(bootstrap.as_ref())?)
+            Box::new(SglangConnector::new(attempt.routed.api, bootstrap.as_ref())?)
         }
         Some(KvTransferMethod::VllmNixl) => Box::new(NixlConnector),
         Some(KvTransferMethod::VllmMooncake { bootstrap, engine_ids }) => {

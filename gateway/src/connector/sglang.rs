@@ -12,7 +12,7 @@ use moongate_discovery::BootstrapAddress;
 use super::body::with_members;
 use super::{ConnectorAttempt, LegConnector, LegEngine, LegOrder, PrefillLeg};
 use crate::legs::EngineRequestId;
-use crate::request_body::BodyMember;
+use crate::request_body::{BodyMember, InferenceApi};
 use crate::routed_request::{RoutedRequest, random_uuid};
 use crate::upstream::PreparedRequest;
 
@@ -32,9 +32,17 @@ struct PairRanks {
 }
 
 impl<'a> SglangConnector<'a> {
-    pub(super) fn new(bootstrap: Option<&'a BootstrapAddress>) -> Result<Self, &'static str> {
+    pub(super) fn new(
+        api: InferenceApi,
+        bootstrap: Option<&'a BootstrapAddress>,
+    ) -> Result<Self, &'static str> {
         let bootstrap = bootstrap.ok_or("has no bootstrap address")?;
-        Ok(Self { bootstrap, rid: random_uuid().into(), entropy: fastrand::u64(..) })
+        let rid = match api {
+            // It becomes the id of the response.
+            InferenceApi::Responses => format!("resp_{}", random_uuid()).into(),
+            _ => random_uuid().into(),
+        };
+        Ok(Self { bootstrap, rid, entropy: fastrand::u64(..) })
     }
 
     fn request(&self, attempt: &ConnectorAttempt<'_>, engine: LegEngine<'_>) -> PreparedRequest {
@@ -49,7 +57,9 @@ impl<'a> SglangConnector<'a> {
             appended.push(',');
             appended.push_str(&rank);
         }
-        let mut members = vec![(BodyMember::Rid, format!("\"{}\"", self.rid))];
+        let id_member =
+            if routed.api == InferenceApi::Responses { BodyMember::RequestId } else { BodyMember::Rid };
+        let mut members = vec![(id_member, format!("\"{}\"", self.rid))];
         let priority = engine.priority(attempt.decision);
         members.extend(priority.map(|priority| (BodyMember::Priority, priority.to_string())));
         routed.prepare(with_members(routed, members, appended), Vec::new())

@@ -8,15 +8,14 @@ use crate::request_body::{BodyMember, InferenceApi, MemberEdit, SplicedBody};
 use crate::routed_request::RoutedRequest;
 use crate::upstream::PreparedRequest;
 
-/// The prefill leg, with `params` as `kv_transfer_params`. `None` for several sequences: one KV transfer serves one sequence, so
-/// the decode engine computes the prompt itself.
+/// The prefill leg, with `params` as `kv_transfer_params`. `None` if the decode engine computes the prompt itself.
 pub(super) fn prefill_leg(
     attempt: &ConnectorAttempt<'_>,
     params: Option<String>,
     order: LegOrder,
 ) -> Option<PrefillLeg> {
     let routed = attempt.routed;
-    (!is_batch(routed)).then(|| {
+    (!computes_alone(routed)).then(|| {
         let headers = headers(&routed.id, attempt.number, attempt.prefill);
         let request = routed.prepare(prefill_body(routed, params), headers);
         PrefillLeg { request, order }
@@ -26,12 +25,17 @@ pub(super) fn prefill_leg(
 /// The decode leg's request, with `params` as `kv_transfer_params` unless there was no prefill leg.
 pub(super) fn decode_request(attempt: &ConnectorAttempt<'_>, params: Option<String>) -> PreparedRequest {
     let routed = attempt.routed;
-    let params = params.filter(|_| !is_batch(routed));
+    let params = params.filter(|_| !computes_alone(routed));
     routed.prepare(with_params(routed, params), headers(&routed.id, attempt.number, attempt.main_engine()))
 }
 
-fn is_batch(routed: &RoutedRequest) -> bool {
-    routed.routing.sequences() > 1
+/// Whether the decode engine computes the prompt itself: one KV transfer serves one sequence, a request in the background outlives its
+/// exchange, and only the engine that stored a response has the beginning of the prompt that continues it.
+fn computes_alone(routed: &RoutedRequest) -> bool {
+    let routing = &routed.routing;
+    routing.sequences() > 1
+        || (routed.api == InferenceApi::Responses
+            && (routing.is_background || routing.previous_response_id.is_some()))
 }
 
 /// Headers of both legs: the data-parallel rank if there are several, and from the second attempt on a distinct request id. vLLM
@@ -54,30 +58,42 @@ pub(super) fn rank_header(engine: LegEngine<'_>) -> Option<(HeaderName, HeaderVa
     Some((HeaderName::from_static("x-data-parallel-rank"), HeaderValue::from(rank)))
 }
 
-/// The client's body limited to one token and one response, so that the prefill stops after the prompt. `min_tokens` keeps an
-/// end-of-sequence token from ending it earlier: vLLM drops the blocks of a request that did not end by length.
+/// Members that limit a response to one token, in the API's own terms, and keep it from ending earlier: vLLM drops the blocks of a request
+/// that did not end by length. In Anthropic's API nothing does; without blocks, the decode engine computes the prompt.
+const fn prefill_limits(api: InferenceApi) -> &'static [(BodyMember, &'static str)] {
+    match api {
+        InferenceApi::Responses => &[
+            (BodyMember::MaxOutputTokens, "1"),
+            (BodyMember::IgnoreEos, "true"),
+            (BodyMember::Store, "false"),
+        ],
+        InferenceApi::Messages => &[(BodyMember::MaxTokens, "1")],
+        InferenceApi::Chat => &[(BodyMember::MaxCompletionTokens, "1"), (BodyMember::MinTokens, "1")],
+        _ => &[(BodyMember::MaxTokens, "1"), (BodyMember::MinTokens, "1")],
+    }
+}
+
+/// The client's body limited to one token and one response, so that the prefill stops after the prompt.
 fn prefill_body(routed: &RoutedRequest, params: Option<String>) -> SplicedBody {
-    let edits = vec![
+    let routing = &routed.routing;
+    let mut edits = vec![
         MemberEdit::new(BodyMember::Stream, "false"),
         MemberEdit::new(BodyMember::StreamOptions, "null"),
-        MemberEdit::new(BodyMember::MaxTokens, "1"),
-        MemberEdit::new(BodyMember::MaxCompletionTokens, "1"),
-        MemberEdit::new(BodyMember::MinTokens, "1"),
     ];
-    let mut appended = Vec::with_capacity(3);
-    if !routed.routing.has(BodyMember::MaxTokens) && !routed.routing.has(BodyMember::MaxCompletionTokens) {
-        let key = if routed.api == InferenceApi::Chat {
-            BodyMember::MaxCompletionTokens
-        } else {
-            BodyMember::MaxTokens
-        };
-        appended.push(format!("\"{}\":1", key.key()));
+    let mut appended = Vec::with_capacity(4);
+    // Chats have two names for the limit.
+    if routed.api == InferenceApi::Chat {
+        edits.push(MemberEdit::new(BodyMember::MaxTokens, "1"));
     }
-    if !routed.routing.has(BodyMember::MinTokens) {
-        appended.push(format!("\"{}\":1", BodyMember::MinTokens.key()));
+    for &(member, value) in prefill_limits(routed.api) {
+        if routing.has(member) {
+            edits.push(MemberEdit::new(member, value));
+        } else if member != BodyMember::MaxCompletionTokens || !routing.has(BodyMember::MaxTokens) {
+            appended.push(format!("\"{}\":{value}", member.key()));
+        }
     }
     appended.extend(params.map(transfer_params));
-    SplicedBody::new(&routed.body, &routed.routing, &edits, Bytes::from(appended.join(",")))
+    SplicedBody::new(&routed.body, routing, &edits, Bytes::from(appended.join(",")))
 }
 
 /// The client's body with `kv_transfer_params`, if there are any.
@@ -119,5 +135,20 @@ mod tests {
         assert_eq!(chat, json!({"messages":[{}],"max_completion_tokens":1,"min_tokens":1}));
         let completion = parsed(&body(InferenceApi::Completions, r#"{"prompt":"a"}"#));
         assert_eq!(completion, json!({"prompt":"a","max_tokens":1,"min_tokens":1}));
+        let response = parsed(&body(InferenceApi::Responses, r#"{"input":"a","store":true}"#));
+        assert_eq!(response, json!({"input":"a","store":false,"max_output_tokens":1,"ignore_eos":true}));
+        let message =
+            parsed(&body(InferenceApi::Messages, r#"{"messages":[{}],"max_tokens":9,"stream":true}"#));
+        assert_eq!(message, json!({"messages":[{}],"max_tokens":1,"stream":false}));
+    }
+
+    #[test]
+    fn responses_that_outlive_their_exchange_have_no_prefill() {
+        let alone = |body| computes_alone(&RoutedRequest::of_body(InferenceApi::Responses, body));
+        assert!(alone(r#"{"input":"a","background":true}"#));
+        assert!(alone(r#"{"input":"a","previous_response_id":"resp_1"}"#));
+        assert!(!alone(r#"{"input":"a","background":false,"previous_response_id":null}"#));
+        let chat = r#"{"messages":[{}],"background":true}"#;
+        assert!(!computes_alone(&RoutedRequest::of_body(InferenceApi::Chat, chat)));
     }
 }

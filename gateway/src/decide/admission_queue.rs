@@ -93,7 +93,7 @@ impl AdmissionQueue {
         tried: &[Arc<UpstreamEndpoint>],
     ) -> RouteResult {
         match (&routed.request, routed.api) {
-            (Some(request), InferenceApi::Chat | InferenceApi::Completions | InferenceApi::Generate) => {
+            (Some(request), api) if api != InferenceApi::Other => {
                 let mut rejection = ScheduleRejection::UnknownModel;
                 for tier in EligibilityTier::ALL {
                     let constraints = RouteConstraints::new(routed, tried, tier);

@@ -133,10 +133,19 @@ impl RouteConstraints {
             })
     }
 
+    /// Whether an engine has the API of the request: only SGLang has `/generate`, and its pairs cannot exchange KV caches for Messages.
+    fn has_api(&self, member: &FleetMember) -> bool {
+        match self.api {
+            InferenceApi::Generate => member.is_sglang(),
+            InferenceApi::Messages => !member.is_sglang() || member.instance.role == EngineRole::Plain,
+            _ => true,
+        }
+    }
+
     fn allows(&self, member: &FleetMember, is_trial: bool) -> bool {
         let endpoint = &member.endpoint;
-        // Only SGLang has `/generate`, and an SGLang pair cannot run several samples of one prompt.
-        (self.api != InferenceApi::Generate || member.is_sglang())
+        // An SGLang pair cannot run several samples of one prompt.
+        self.has_api(member)
             && (self.samples == 1 || !member.is_sglang() || member.instance.role == EngineRole::Plain)
             && (self.tier == EligibilityTier::Untried || endpoint.is_healthy())
             && (!matches!(self.tier, EligibilityTier::Trial | EligibilityTier::Available)

@@ -41,7 +41,7 @@ pub(super) type ApiHistogramFamily = Family<ApiLabels, ExemplarHistogram, fn() -
 pub(super) struct ApiHistogram {
     pub(super) family: ApiHistogramFamily,
     /// Indexed by `InferenceApi as usize`.
-    histograms: [ExemplarHistogram; 4],
+    histograms: [ExemplarHistogram; InferenceApi::ALL.len()],
 }
 
 impl ApiHistogram {
@@ -52,9 +52,8 @@ impl ApiHistogram {
         histogram: fn() -> ExemplarHistogram,
     ) -> Self {
         let family = registry.register(name, help, ApiHistogramFamily::new_with_constructor(histogram));
-        let apis =
-            [InferenceApi::Chat, InferenceApi::Completions, InferenceApi::Generate, InferenceApi::Other];
-        let histograms = apis.map(|api| family.get_or_create_owned(&ApiLabels { api: api_label(api) }));
+        let histograms =
+            InferenceApi::ALL.map(|api| family.get_or_create_owned(&ApiLabels { api: api.as_str() }));
         Self { family, histograms }
     }
 
@@ -62,14 +61,5 @@ impl ApiHistogram {
     pub(super) fn observe(&self, api: InferenceApi, took: Duration, trace: Option<TraceId>) {
         let label = trace.map(|trace| ExemplarLabels { trace_id: TraceIdLabel(trace) });
         self.histograms[api as usize].observe(took.as_secs_f64(), label, None);
-    }
-}
-
-pub(super) fn api_label(api: InferenceApi) -> &'static str {
-    match api {
-        InferenceApi::Chat => "chat",
-        InferenceApi::Completions => "completions",
-        InferenceApi::Generate => "generate",
-        InferenceApi::Other => "other",
     }
 }

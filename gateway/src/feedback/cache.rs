@@ -14,7 +14,6 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
-use super::api_histogram::api_label;
 use super::prediction_causes::{PredictedEngine, PredictionCauseMetrics};
 use crate::kv_index::HashRuleStatus;
 use crate::request_body::InferenceApi;
@@ -290,7 +289,7 @@ impl PredictionMetrics {
         let has_own_label =
             labelled.contains(model) || (labelled.len() < MAX_MODELS && labelled.insert(model.to_owned()));
         let model = if has_own_label { model } else { OTHER_MODELS };
-        ComparedLabels { model: model.to_owned(), api: api_label(api) }
+        ComparedLabels { model: model.to_owned(), api: api.as_str() }
     }
 
     /// A request has no prediction.

@@ -14,7 +14,7 @@ use prometheus_client::metrics::histogram::Histogram;
 
 use super::access::AccessRejectionMetrics;
 use super::aliases::MetricAliases;
-use super::api_histogram::{ApiHistogram, ExemplarHistogram, api_label};
+use super::api_histogram::{ApiHistogram, ExemplarHistogram};
 use super::cache::{EventFeedMetrics, PredictionMetrics, StoreViewMetrics};
 use super::engines::EngineGauges;
 use super::legs::LegMetrics;
@@ -188,7 +188,7 @@ impl GatewayMetrics {
     ) {
         self.in_flight.dec();
         self.counters.record_ended(code);
-        self.requests.get_or_create(&RequestLabels { api: api_label(api), code }).inc();
+        self.requests.get_or_create(&RequestLabels { api: api.as_str(), code }).inc();
         self.durations.observe(api, took, trace);
     }
 

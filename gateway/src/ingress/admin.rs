@@ -24,7 +24,7 @@ use super::router;
 use super::router::{health, ready};
 use super::shared_queue;
 use super::workers;
-use crate::error::{ApiError, ApiErrorCode};
+use crate::error::{ApiError, ApiErrorCode, ErrorFormat};
 
 /// Content type of the OpenMetrics exposition format.
 const OPENMETRICS: HeaderValue =
@@ -65,7 +65,7 @@ pub(crate) fn admin_router(gateway: Arc<GatewayContext>) -> RequestChecks<Router
 async fn not_found(request: Request) -> Response<Body> {
     let path = request.uri().path();
     let text = format!("no such path: {path}; docs/api.md lists the paths of the admin listener");
-    ApiError::new(ApiErrorCode::NotFound, text).response()
+    ApiError::new(ApiErrorCode::NotFound, text).response(ErrorFormat::OpenAi)
 }
 
 /// Handles the list of recent decisions, without their candidates.
@@ -79,7 +79,7 @@ async fn decision(State(gateway): State<Arc<GatewayContext>>, Path(id): Path<Str
         Some(decisions) => router::json(StatusCode::OK, &json!({"decisions": decisions})),
         None => {
             let text = format!("no decision recorded for {id:?}; --decision-history sets how many are kept");
-            ApiError::new(ApiErrorCode::NotFound, text).response()
+            ApiError::new(ApiErrorCode::NotFound, text).response(ErrorFormat::OpenAi)
         }
     }
 }

@@ -14,7 +14,7 @@ use super::handler::GatewayContext;
 use super::headers::{REQUEST_ID, request_id};
 use super::options::UnauthenticatedPath;
 use crate::access::{AccessRejection, AccessScope};
-use crate::error::{ApiError, ApiErrorCode};
+use crate::error::{ApiError, ApiErrorCode, ErrorFormat};
 
 /// Public listener: adds the [`crate::access::AuthenticatedCaller`] to the request. Probes need no authentication.
 pub(super) async fn client(
@@ -104,7 +104,7 @@ fn reject(gateway: &GatewayContext, request: Request, rejection: &AccessRejectio
     let id = request_id(request.headers());
     let (parts, body) = request.into_parts();
     gateway.bodies.discard(&parts.headers, body);
-    let mut response = rejection.error.response();
+    let mut response = rejection.error.response(ErrorFormat::of_path(parts.uri.path()));
     response.headers_mut().insert(REQUEST_ID, id);
     response
 }

@@ -15,7 +15,7 @@ use http::header::{
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode};
 
 use super::handler::GatewayContext;
-use crate::error::{ApiError, ApiErrorCode};
+use crate::error::{ApiError, ApiErrorCode, ErrorFormat};
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
@@ -105,7 +105,7 @@ pub(super) async fn reject_cross_origin(
     if !only_reads && is_cross_origin(request.headers()) {
         gateway.metrics.refusals.record_rejected("cross_origin");
         let text = "cross-origin request rejected; the admin listener accepts requests that change state only from its own pages and from programs";
-        return ApiError::new(ApiErrorCode::InsufficientPermissions, text).response();
+        return ApiError::new(ApiErrorCode::InsufficientPermissions, text).response(ErrorFormat::OpenAi);
     }
     next.run(request).await
 }

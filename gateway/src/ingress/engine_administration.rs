@@ -12,7 +12,7 @@ use moongate_discovery::InstanceId;
 use super::handler::GatewayContext;
 use super::headers::{REQUEST_ID, request_id};
 use super::media_type::check_encoding;
-use crate::error::{ApiError, ApiErrorCode};
+use crate::error::{ApiError, ApiErrorCode, ErrorFormat};
 use crate::relay::to_client;
 
 /// Forwards the request to the engine in the path, and returns its response.
@@ -22,8 +22,9 @@ pub(super) async fn forward(
     request: Request,
 ) -> Response<Body> {
     let request_id = request_id(request.headers());
-    let mut response =
-        exchange(&gateway, &id, request, &request_id).await.unwrap_or_else(|error| error.response());
+    let mut response = exchange(&gateway, &id, request, &request_id)
+        .await
+        .unwrap_or_else(|error| error.response(ErrorFormat::OpenAi));
     response.headers_mut().insert(REQUEST_ID, request_id);
     response
 }

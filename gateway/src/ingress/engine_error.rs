@@ -1,4 +1,4 @@
-//! Converts an engine's rejection of a request into OpenAI's error format.
+//! Converts an engine's rejection of a request into the error format of the client's API.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Response, StatusCode};
 use serde_json::{Value, json};
 
-use crate::error::retry_after;
+use crate::error::{ErrorFormat, anthropic_error, retry_after};
 
 /// Longest message that is passed on.
 const MAX_MESSAGE_LEN: usize = 2000;
@@ -17,7 +17,12 @@ const INTERNAL_MARKERS: [&str; 3] = ["'input':", "\n\n  File ", "Traceback (most
 
 /// The response for an engine's 4xx response. `{"error": {…}}` stays as it is; SGLang's flat form and plain text are wrapped.
 /// Messages are cut before internal details of the fleet.
-pub(super) fn engine_error(status: StatusCode, body: &Bytes, after: Option<Duration>) -> Response<Body> {
+pub(super) fn engine_error(
+    format: ErrorFormat,
+    status: StatusCode,
+    body: &Bytes,
+    after: Option<Duration>,
+) -> Response<Body> {
     let error = match serde_json::from_slice::<Value>(body) {
         Ok(Value::Object(mut object)) => match object.remove("error") {
             Some(Value::Object(inner)) => Value::Object(inner),
@@ -36,12 +41,15 @@ pub(super) fn engine_error(status: StatusCode, body: &Bytes, after: Option<Durat
         Value::String(text) if !text.is_empty() => text.clone(),
         _ => default.to_owned(),
     };
-    let error_body = json!({"error": {
-        "message": message,
-        "type": text_or("type", "invalid_request_error"),
-        "param": error["param"],
-        "code": text_or("code", "engine_rejected"),
-    }});
+    let error_body = match format {
+        ErrorFormat::Anthropic => anthropic_error(status, &message),
+        ErrorFormat::OpenAi | ErrorFormat::Responses => json!({"error": {
+            "message": message,
+            "type": text_or("type", "invalid_request_error"),
+            "param": error["param"],
+            "code": text_or("code", "engine_rejected"),
+        }}),
+    };
     let mut response = Response::new(Body::from(error_body.to_string()));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -68,7 +76,8 @@ mod tests {
     use super::*;
 
     async fn converted(body: &'static str) -> Value {
-        let response = engine_error(StatusCode::BAD_REQUEST, &Bytes::from_static(body.as_bytes()), None);
+        let body = Bytes::from_static(body.as_bytes());
+        let response = engine_error(ErrorFormat::OpenAi, StatusCode::BAD_REQUEST, &body, None);
         assert_eq!(response.status(), StatusCode::BAD_REQUEST);
         let body = response.into_body().collect().await.unwrap().to_bytes();
         serde_json::from_slice::<Value>(&body).unwrap()["error"].take()

@@ -26,7 +26,7 @@ use super::tenant_priority::TenantPriorityHeaders;
 use crate::access::{AccessControl, AuthenticatedCaller, QuotaPermit};
 use crate::decide::QueueServer;
 use crate::dispatch::{DispatchError, RequestDispatcher, fan_out};
-use crate::error::{ApiError, ApiErrorCode};
+use crate::error::{ApiError, ApiErrorCode, ErrorFormat};
 use crate::feedback::{DecisionHistory, GatewayMetrics, PromptReportQueue, RequestRecorder, RequestSpan};
 use crate::kv_index::KvIndex;
 use crate::memory::MemoryBudget;
@@ -81,6 +81,7 @@ pub(crate) async fn handle(
 ) -> Response<Body> {
     let start = Instant::now();
     let id = request_id(request.headers());
+    let error_format = ErrorFormat::of_path(request.uri().path());
     let span = RequestSpan::start(&gateway.traces, api, &id, (&request, start));
     let mut recorder = RequestRecorder::new(gateway.metrics.clone(), span, api, start);
     let served = tokio::select! {
@@ -95,11 +96,11 @@ pub(crate) async fn handle(
         Ok((routed, response)) => response.respond(relayed(gateway, &routed), recorder),
         Err(DispatchError::Error(error)) => {
             recorder.failed(&error);
-            error.response()
+            error.response(error_format)
         }
         Err(DispatchError::EngineRejected(status, body, retry_after)) => {
             recorder.rejected_by_engine(status);
-            engine_error(status, &body, retry_after)
+            engine_error(error_format, status, &body, retry_after)
         }
     };
     response.headers_mut().insert(REQUEST_ID, id);
@@ -177,6 +178,7 @@ async fn dispatch(
 fn relayed<'a>(gateway: &'a GatewayContext, routed: &'a RoutedRequest) -> RelayedRequest<'a> {
     RelayedRequest {
         api: routed.api,
+        error_format: ErrorFormat::of_path(routed.uri.path()),
         model: routed.model.as_ref(),
         stream: routed.routing.stream,
         force_close: &gateway.force_close,

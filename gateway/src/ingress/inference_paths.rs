@@ -14,7 +14,7 @@ pub(super) enum AllowedMethods {
 }
 
 /// Inference paths of vLLM 0.32 and SGLang 0.5.23 that are passed through to one engine. `{id}` is one segment.
-pub(super) const INFERENCE_PATHS: [(&str, AllowedMethods); 33] = [
+pub(super) const INFERENCE_PATHS: [(&str, AllowedMethods); 31] = [
     ("/classify", AllowedMethods::Post),
     ("/cohere/v2/chat", AllowedMethods::Post),
     ("/detokenize", AllowedMethods::Post),
@@ -35,11 +35,9 @@ pub(super) const INFERENCE_PATHS: [(&str, AllowedMethods); 33] = [
     ("/v1/detokenize", AllowedMethods::Post),
     ("/v1/embeddings", AllowedMethods::Post),
     ("/v1/images/generations", AllowedMethods::Post),
-    ("/v1/messages", AllowedMethods::Post),
     ("/v1/messages/count_tokens", AllowedMethods::Post),
     ("/v1/moderations", AllowedMethods::Post),
     ("/v1/rerank", AllowedMethods::Post),
-    ("/v1/responses", AllowedMethods::Post),
     ("/v1/responses/{id}", AllowedMethods::GetAndDelete),
     ("/v1/responses/{id}/cancel", AllowedMethods::Post),
     ("/v1/responses/{id}/input_items", AllowedMethods::Get),

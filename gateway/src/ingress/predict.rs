@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::handler::{GatewayContext, predict_hits, read};
 use super::router;
+use crate::error::ErrorFormat;
 use crate::predict::{PredictionError, PromptPrediction, RequestPrompt};
 use crate::request_body::InferenceApi;
 
@@ -33,7 +34,7 @@ pub(super) async fn generate(gateway: State<Arc<GatewayContext>>, request: Reque
 async fn predict(gateway: &GatewayContext, api: InferenceApi, request: Request) -> Response<Body> {
     let routed = match read(gateway, api, HeaderValue::from_static(""), request).await {
         Ok(routed) => routed,
-        Err(error) => return error.response(),
+        Err(error) => return error.response(ErrorFormat::OpenAi),
     };
     let start = Instant::now();
     let prediction = predict_hits(gateway, &routed).await;
@@ -61,7 +62,7 @@ pub(super) async fn completions_tokens(
 async fn tokens(gateway: &GatewayContext, api: InferenceApi, request: Request) -> Response<Body> {
     let routed = match read(gateway, api, HeaderValue::from_static(""), request).await {
         Ok(routed) => routed,
-        Err(error) => return error.response(),
+        Err(error) => return error.response(ErrorFormat::OpenAi),
     };
     let fleet = gateway.dispatcher.fleet.current();
     let tokens = match &routed.request {

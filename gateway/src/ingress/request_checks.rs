@@ -13,7 +13,7 @@ use tower::Service;
 
 use super::headers::{REQUEST_ID, request_id};
 use super::request_target;
-use crate::error::{ApiError, ApiErrorCode};
+use crate::error::{ApiError, ApiErrorCode, ErrorFormat};
 use crate::feedback::GatewayMetrics;
 
 /// A router behind these checks.
@@ -69,7 +69,7 @@ where
         match self.check(&mut request) {
             Ok(()) => Either::Right(self.inner.call(request)),
             Err(error) => {
-                let mut response = error.response();
+                let mut response = error.response(ErrorFormat::of_path(request.uri().path()));
                 response.headers_mut().insert(REQUEST_ID, request_id(request.headers()));
                 Either::Left(ready(Ok(response)))
             }

@@ -50,6 +50,7 @@ mod tests {
     use http::HeaderValue;
 
     use super::*;
+    use crate::error::ErrorFormat;
 
     fn hint(value: &'static [u8]) -> Result<Option<ReturnHint>, ApiError> {
         header_hint(&HeaderMap::from_iter([(RETURN, HeaderValue::from_bytes(value).unwrap())]))
@@ -64,7 +65,11 @@ mod tests {
         }
         for value in [&b""[..], b"maybe", b"-1", b"1.2.3", b".", b"\xff", b"Never", b"1e3"] {
             let error = hint(value).unwrap_err();
-            assert!(error.json().contains("`never`, `soon` or a number of seconds"), "{}", error.json());
+            assert!(
+                error.json(ErrorFormat::OpenAi).contains("`never`, `soon` or a number of seconds"),
+                "{}",
+                error.json(ErrorFormat::OpenAi)
+            );
         }
     }
 

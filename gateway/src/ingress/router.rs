@@ -16,7 +16,7 @@ use super::cross_origin;
 use super::handler::{GatewayContext, handle};
 use super::inference_paths::{AllowedMethods, INFERENCE_PATHS};
 use super::request_checks::RequestChecks;
-use crate::error::{ApiError, ApiErrorCode};
+use crate::error::{ApiError, ApiErrorCode, ErrorFormat};
 use crate::request_body::InferenceApi;
 
 /// Routes of the public listener.
@@ -36,6 +36,8 @@ pub(crate) fn public_router(gateway: Arc<GatewayContext>) -> RequestChecks<Route
     let mut router = router
         .route("/v1/chat/completions", generation(InferenceApi::Chat))
         .route("/v1/completions", generation(InferenceApi::Completions))
+        .route("/v1/responses", generation(InferenceApi::Responses))
+        .route("/v1/messages", generation(InferenceApi::Messages))
         .route("/generate", generation(InferenceApi::Generate))
         .route("/v1/models", get(models))
         .route("/v1/models/{*model}", get(model))
@@ -113,7 +115,7 @@ async fn model(
     let fleet = gateway.dispatcher.fleet.current();
     match fleet.model(&name) {
         Ok(_) => json(StatusCode::OK, &model_object(&name)),
-        Err(reason) => model_error(&fleet, &name, reason).response(),
+        Err(reason) => model_error(&fleet, &name, reason).response(ErrorFormat::OpenAi),
     }
 }
 
@@ -131,12 +133,12 @@ async fn configured_path(gateway: State<Arc<GatewayContext>>, request: Request) 
         "no such path: {path}; the API is under /v1, such as POST /v1/chat/completions. Additional inference paths of engines are \
          opened by --inference-path; administrators reach all of them on the admin listener"
     );
-    ApiError::new(ApiErrorCode::NotFound, text).response()
+    ApiError::new(ApiErrorCode::NotFound, text).response(ErrorFormat::of_path(path))
 }
 
 pub(super) async fn method_not_allowed(request: Request) -> Response<Body> {
     let text = format!("{} does not support {}", request.uri().path(), request.method());
-    ApiError::new(ApiErrorCode::MethodNotAllowed, text).response()
+    ApiError::new(ApiErrorCode::MethodNotAllowed, text).response(ErrorFormat::of_path(request.uri().path()))
 }
 
 pub(super) fn json(status: StatusCode, value: &serde_json::Value) -> Response<Body> {

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::handler::GatewayContext;
 use super::router;
 use crate::decide::QueueServer;
-use crate::error::{ApiError, ApiErrorCode};
+use crate::error::{ApiError, ApiErrorCode, ErrorFormat};
 
 /// Handles `GET /queue/identity`: this gateway, for the election of the one that decides.
 pub(super) async fn identity(State(gateway): State<Arc<GatewayContext>>) -> Response<Body> {
@@ -20,7 +20,7 @@ pub(super) async fn identity(State(gateway): State<Arc<GatewayContext>>) -> Resp
             let draining = gateway.draining.is_cancelled();
             router::json(StatusCode::OK, &json!(server.identity(draining)))
         }
-        Err(error) => error.response(),
+        Err(error) => error.response(ErrorFormat::OpenAi),
     }
 }
 
@@ -39,7 +39,7 @@ pub(super) async fn tickets(State(gateway): State<Arc<GatewayContext>>, request:
             response.headers_mut().insert(CONTENT_TYPE, media_type);
             response
         }
-        Err(error) => error.response(),
+        Err(error) => error.response(ErrorFormat::OpenAi),
     }
 }
 

@@ -15,7 +15,7 @@ use super::body::BodyLimits;
 use super::handler::GatewayContext;
 use super::media_type::{MediaType, check_encoding};
 use super::router;
-use crate::error::{ApiError, ApiErrorCode};
+use crate::error::{ApiError, ApiErrorCode, ErrorFormat};
 use crate::predict::{observed_gaps, rank_status};
 
 /// A registration is a few hundred bytes; many model names make it longer.
@@ -139,6 +139,6 @@ fn describe(gateway: &GatewayContext, instance: &EngineInstance) -> Value {
 fn respond(outcome: Result<Value, ApiError>) -> Response<Body> {
     match outcome {
         Ok(value) => router::json(StatusCode::OK, &value),
-        Err(error) => error.response(),
+        Err(error) => error.response(ErrorFormat::OpenAi),
     }
 }

@@ -79,6 +79,7 @@ pub(crate) async fn first_bytes(
 ) -> Result<ResponseStart, AttemptFailure> {
     let buffer_limit = context.limits.response_buffer_bytes;
     let mut buffered = BytesMut::new();
+    let mut preamble = BytesMut::new();
     let mut framer: Option<SseFramer> = None;
     loop {
         let event = poll_fn(|cx| {
@@ -99,9 +100,9 @@ pub(crate) async fn first_bytes(
             }
             PairEvent::Data(data) => {
                 if framer.is_none() && buffered.is_empty() && pair.head().is_some_and(is_event_stream) {
-                    framer = Some(SseFramer::default());
+                    framer = Some(SseFramer::new(routed.api.stream_end()));
                 }
-                let first = match &mut framer {
+                let mut first = match &mut framer {
                     // A non-streamed response does not reveal its first token.
                     Some(framer) => {
                         framer.push(data).map_err(|error| AttemptFailure::of_events(&mut pair, error))?
@@ -114,6 +115,15 @@ pub(crate) async fn first_bytes(
                         buffered.split().freeze()
                     }
                 };
+                // Held back, so that the request can still be sent to another engine.
+                if framer.as_ref().is_some_and(SseFramer::is_in_preamble) {
+                    preamble.extend_from_slice(&first);
+                    if preamble.len() <= buffer_limit {
+                        continue;
+                    }
+                    first.clear();
+                }
+                let first = prepend(&mut preamble, first);
                 if !first.is_empty() {
                     if framer.is_some() {
                         in_flight.record_prompt_computed(None);
@@ -124,9 +134,9 @@ pub(crate) async fn first_bytes(
             PairEvent::End => {
                 let (mut complete, mut usage) = (buffered.freeze(), None);
                 if let Some(mut framer) = framer {
-                    complete = framer
-                        .finish(routed.api != InferenceApi::Other)
-                        .map_err(|error| AttemptFailure::of_events(&mut pair, error))?;
+                    complete =
+                        framer.finish().map_err(|error| AttemptFailure::of_events(&mut pair, error))?;
+                    complete = prepend(&mut preamble, complete);
                 } else if routed.api == InferenceApi::Other {
                     usage = TokenUsage::read(&complete);
                 } else {
@@ -149,6 +159,15 @@ pub(crate) async fn first_bytes(
             }
         }
     }
+}
+
+/// The events that were held back, and those that follow.
+fn prepend(held: &mut BytesMut, events: Bytes) -> Bytes {
+    if held.is_empty() {
+        return events;
+    }
+    held.extend_from_slice(&events);
+    held.split().freeze()
 }
 
 fn response_start(

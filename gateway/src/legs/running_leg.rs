@@ -10,6 +10,7 @@ use http::header::CONTENT_TYPE;
 use super::abort::EngineRequestId;
 use crate::feedback::LegSpan;
 use crate::fleet::UpstreamEndpoint;
+use crate::request_body::StreamEnd;
 use crate::response::{ResponseSummary, SseFramer, TokenUsage};
 use crate::upstream::{LegError, LegEvent, LegExchange};
 
@@ -124,8 +125,8 @@ fn check_prefill_response(head: Option<&Response<()>>, body: Bytes) -> Result<Op
         return Ok(None);
     }
     if head.is_some_and(is_event_stream) {
-        let mut framer = SseFramer::default();
-        let checked = framer.push(body).and_then(|_| framer.finish(false));
+        let mut framer = SseFramer::new(StreamEnd::Body);
+        let checked = framer.push(body).and_then(|_| framer.finish());
         return checked.map(|_| TokenUsage::read(framer.last_payload())).map_err(LegError::from);
     }
     let summary = ResponseSummary::of(&body);

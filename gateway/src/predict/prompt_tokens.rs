@@ -111,7 +111,9 @@ impl PromptTokens {
         match api {
             InferenceApi::Chat => Ok(vec![Self::of_chat(body, tokenizer, group, media)?]),
             InferenceApi::Completions | InferenceApi::Generate => Self::of_texts(body, &tokenizer, group),
-            InferenceApi::Other => Err(PredictionError::NotSinglePrompt),
+            InferenceApi::Responses | InferenceApi::Messages | InferenceApi::Other => {
+                Err(PredictionError::NotSinglePrompt)
+            }
         }
     }
 

@@ -48,7 +48,7 @@ impl ReuseLimits {
                 Self { vllm: vllm.then_some(0), sglang: sglang.then_some(0) }
             }
             InferenceApi::Generate => Self { vllm: None, sglang: members.first_requested() },
-            InferenceApi::Other => Self::default(),
+            InferenceApi::Responses | InferenceApi::Messages | InferenceApi::Other => Self::default(),
         }
     }
 
@@ -100,7 +100,7 @@ mod tests {
         let prompt = match api {
             InferenceApi::Chat => r#""messages":[{"role":"user","content":"\"echo\""}]"#,
             InferenceApi::Completions => r#""prompt":"a""#,
-            InferenceApi::Generate | InferenceApi::Other => r#""text":"a""#,
+            _ => r#""text":"a""#,
         };
         let body = format!("{{{prompt}{members}}}");
         let fields = RoutingFields::read(api, body.as_bytes()).unwrap();

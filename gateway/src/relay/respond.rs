@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::merge::{SampleResponse, merge_complete, merge_stream};
 use super::stream::{RelayContext, ResponseRelay};
 use crate::decide::InFlightGuard;
-use crate::error::ApiError;
+use crate::error::{ApiError, ErrorFormat};
 use crate::feedback::RequestRecorder;
 use crate::legs::{LegPair, ResponsePayload, ResponseStart};
 use crate::request_body::InferenceApi;
@@ -35,6 +35,7 @@ pub(crate) enum DispatchedResponse {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RelayedRequest<'a> {
     pub(crate) api: InferenceApi,
+    pub(crate) error_format: ErrorFormat,
     pub(crate) model: Option<&'a Arc<str>>,
     /// Whether the client wants a stream.
     pub(crate) stream: bool,
@@ -126,7 +127,7 @@ fn relay(
 ) -> ResponseRelay {
     let context = RelayContext {
         framer,
-        expects_done: request.api != InferenceApi::Other,
+        error_format: request.error_format,
         in_flight,
         recorder,
         force_close: Box::pin(request.force_close.clone().cancelled_owned()),

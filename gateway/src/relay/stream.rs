@@ -12,7 +12,7 @@ use http_body::{Body, Frame};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use crate::decide::InFlightGuard;
-use crate::error::{ApiError, ApiErrorCode};
+use crate::error::{ApiError, ApiErrorCode, ErrorFormat};
 use crate::feedback::RequestRecorder;
 use crate::legs::{LegPair, PairEvent, failure_code};
 use crate::response::{ResponseSummary, SseFramer};
@@ -24,8 +24,7 @@ const MAX_COALESCED_BYTES: usize = 16 << 10;
 /// Context of one relayed response.
 pub(crate) struct RelayContext {
     pub(crate) framer: Option<SseFramer>,
-    /// Whether a stream without `[DONE]` is incomplete.
-    pub(crate) expects_done: bool,
+    pub(crate) error_format: ErrorFormat,
     /// Held until the stream is dropped.
     pub(crate) in_flight: InFlightGuard,
     /// `None` for one sample of a merged response.
@@ -80,7 +79,7 @@ impl ResponseRelay {
     fn end(&mut self) -> Result<Bytes, ApiError> {
         let rest = match &mut self.context.framer {
             None => Ok(Bytes::new()),
-            Some(framer) => framer.finish(self.context.expects_done),
+            Some(framer) => framer.finish(),
         };
         let rest = rest.map_err(|error| self.leg_error(&LegError::from(error)))?;
         let mut prefill_usage = None;
@@ -90,7 +89,12 @@ impl ResponseRelay {
             pair.detach_prefill();
         }
         let framer = self.context.framer.as_ref();
-        let summary = framer.map(|framer| ResponseSummary::read(framer.last_payload())).unwrap_or_default();
+        let mut summary =
+            framer.map(|framer| ResponseSummary::read(framer.last_payload())).unwrap_or_default();
+        let previous =
+            framer.map(|framer| ResponseSummary::read(framer.previous_payload())).unwrap_or_default();
+        // In Anthropic's API the counts are in the event before the last.
+        summary.usage = summary.usage.or(previous.usage);
         // Without usage: engines send an event per token, unless configured otherwise.
         let tokens = summary.usage.map(|usage| usage.completion_tokens).filter(|tokens| *tokens > 0);
         self.context
@@ -98,9 +102,7 @@ impl ResponseRelay {
             .record_response_complete(tokens.or(framer.map(SseFramer::events)).unwrap_or(0));
         if let Some(recorder) = &mut self.context.recorder {
             recorder.completed(summary.usage, prefill_usage, |finish| {
-                if let Some(framer) = framer {
-                    finish.add(&ResponseSummary::read(framer.previous_payload()));
-                }
+                finish.add(&previous);
                 finish.add(&summary);
             });
         }
@@ -156,7 +158,7 @@ impl ResponseRelay {
         self.pair = None;
         self.state = RelayState::Aborting { flushed: false };
         match self.context.framer {
-            Some(_) => Poll::Ready(Some(Ok(Frame::data(error.event())))),
+            Some(_) => Poll::Ready(Some(Ok(Frame::data(error.event(self.context.error_format))))),
             None => Poll::Ready(Some(Err(RelayAborted))),
         }
     }

@@ -8,9 +8,10 @@ use std::borrow::Cow;
 
 use memchr::memchr2;
 
+use super::body_member::{BodyMember, is_id_key};
 use super::json_shape::{JsonKind, JsonShape, SamplingKey, SamplingParams, is_cache_mark};
-use super::media_parts::MediaKind;
-use super::routing_fields::{BodyMember, BodyMembers, may_limit_reuse};
+use super::media_parts::{MediaKind, is_tool_input};
+use super::routing_fields::{BodyMembers, may_limit_reuse};
 use super::transfer_members::{is_transfer_member, is_user_data};
 
 /// Most nested arrays and objects; below serde_json's own limit of 127.
@@ -45,15 +46,16 @@ pub(super) fn members(body: &[u8]) -> Option<BodyMembers<'_>> {
         let key = BodyMember::from_key(name);
         let start = reader.position;
         reader.finds_transfer_members = matches!(reader.peek()?, b'{' | b'[') && !is_user_data(name);
-        reader.finds_media = key == Some(BodyMember::Messages);
+        reader.finds_media = key.is_some_and(BodyMember::has_media);
         let mut shape = JsonShape::default();
         shape.kind = reader.value(&mut shape, 1)?;
         if key.is_some() && is_inexact(&shape) {
             return None;
         }
-        if let Some(member @ (BodyMember::Model | BodyMember::PromptCacheRetention)) = key {
+        if let Some(member) = key.filter(|member| member.has_text()) {
             let text = match shape.kind {
                 JsonKind::String => Some(Cow::Borrowed(reader.plain_string(start)?)),
+                JsonKind::Object => reader.id_in_object(start)?.map(Cow::Borrowed),
                 _ => None,
             };
             members.set_text(member, text);
@@ -137,6 +139,24 @@ impl<'a> FastBodyReader<'a> {
         (!text.contains('\\')).then_some(text)
     }
 
+    /// The id in an object that starts at `start` and was just read.
+    fn id_in_object(&self, start: usize) -> Option<Option<&'a str>> {
+        let end = self.position;
+        let mut reader = FastBodyReader { position: start, finds_media: false, ..*self };
+        reader.consume(b'{')?;
+        let (mut id, mut first) = (None, true);
+        while reader.next_item(b'}', first)? {
+            first = false;
+            let is_id = is_id_key(reader.key()?);
+            let start = reader.position;
+            let kind = reader.value(&mut JsonShape::default(), 2)?;
+            if is_id {
+                id = if kind == JsonKind::String { Some(reader.plain_string(start)?) } else { None };
+            }
+        }
+        (reader.position == end).then_some(id)
+    }
+
     /// Reads one value; `depth` counts the arrays and objects around it, and 1 is the depth of the member's own value.
     fn value(&mut self, shape: &mut JsonShape, depth: u32) -> Option<JsonKind> {
         match self.peek()? {
@@ -191,6 +211,7 @@ impl<'a> FastBodyReader<'a> {
             let media = MediaKind::of_key(key).filter(|_| self.finds_media && !self.is_media);
             let kind = match media {
                 Some(media) => self.media(media, shape, depth + 1)?,
+                None if is_tool_input(key) => self.tool_input(shape, depth + 1)?,
                 None => self.value(shape, depth + 1)?,
             };
             shape.has_cache_mark |= kind == JsonKind::Object && is_cache_mark(key);
@@ -214,6 +235,14 @@ impl<'a> FastBodyReader<'a> {
             shape.media().cancel();
         }
         Some(kind)
+    }
+
+    /// Reads the arguments of a tool, which may have members of any name.
+    fn tool_input(&mut self, shape: &mut JsonShape, depth: u32) -> Option<JsonKind> {
+        let finds_media = std::mem::replace(&mut self.finds_media, false);
+        let kind = self.value(shape, depth);
+        self.finds_media = finds_media;
+        kind
     }
 
     /// The string that starts at `start`, was just read and has `length` bytes without its escapes.

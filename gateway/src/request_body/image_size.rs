@@ -14,13 +14,22 @@ pub(crate) struct PixelSize {
 struct Base64Bytes<'a>(&'a [u8]);
 
 impl PixelSize {
-    /// The size of a PNG, JPEG, GIF or WebP image; `None` for other formats, for addresses and for damaged headers.
-    pub(super) fn of_url(url: &str) -> Option<Self> {
+    /// The size of a PNG, JPEG, GIF or WebP image in a data URL or in base64 alone; `None` for other formats, for addresses and for damaged
+    /// headers.
+    pub(super) fn of_data(data: &str) -> Option<Self> {
+        Self::of_url(data).or_else(|| Self::of_base64(data))
+    }
+
+    fn of_url(url: &str) -> Option<Self> {
         let (media_type, data) =
             url.get(..5).filter(|scheme| scheme.eq_ignore_ascii_case("data:")).and(url.split_once(','))?;
         if !media_type.ends_with(";base64") {
             return None;
         }
+        Self::of_base64(data)
+    }
+
+    fn of_base64(data: &str) -> Option<Self> {
         Base64Bytes(data.as_bytes()).image_size().filter(|size| size.width > 0 && size.height > 0)
     }
 }

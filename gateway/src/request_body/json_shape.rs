@@ -3,7 +3,7 @@
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-use super::media_parts::{MediaKind, MediaParts};
+use super::media_parts::{MediaKind, MediaParts, is_tool_input};
 use super::transfer_members::is_transfer_member;
 
 /// Shape and size of one JSON value.
@@ -241,7 +241,9 @@ impl<'de> Visitor<'de> for JsonShapeVisitor<'_> {
             if let Some(media) = media {
                 self.shape.media().begin(media);
             }
-            let nested = JsonShapeVisitor { is_media: self.is_media || media.is_some(), ..self.nested() };
+            let is_media = self.is_media || media.is_some();
+            let mut nested = JsonShapeVisitor { is_media, ..self.nested() };
+            nested.seed.finds_media &= !key.is_tool_input || is_media;
             let kind = map.next_value_seed(nested)?;
             if media.is_some() && kind == JsonKind::Null {
                 self.shape.media().cancel();
@@ -281,6 +283,7 @@ struct NestedKey {
     sampling: SamplingKey,
     steers_transfer: bool,
     media: Option<MediaKind>,
+    is_tool_input: bool,
     is_cache_mark: bool,
 }
 
@@ -306,6 +309,7 @@ impl Visitor<'_> for NestedKeySeed {
             sampling: SamplingKey::from_key(key),
             steers_transfer: is_transfer_member(key),
             media: MediaKind::of_key(key),
+            is_tool_input: is_tool_input(key),
             is_cache_mark: is_cache_mark(key),
         })
     }

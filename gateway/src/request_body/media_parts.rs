@@ -1,4 +1,4 @@
-//! Images, audio and video in the messages of a chat. Their data is not text of the prompt: engines convert it to a number of tokens that
+//! Images, audio and video in a prompt. Their data is not text of the prompt: engines convert it to a number of tokens that
 //! depends on pixels or seconds.
 
 use super::image_size::{PixelSize, base64_bytes};
@@ -34,12 +34,18 @@ impl MediaKind {
     /// The kind of a content part's member that has media as its value.
     pub(super) fn of_key(key: &str) -> Option<Self> {
         match key {
-            "image_url" | "image" => Some(Self::Image),
+            // Anthropic's images are in `source`.
+            "image_url" | "image" | "source" => Some(Self::Image),
             "input_audio" | "audio_url" => Some(Self::Audio),
             "video_url" | "video" => Some(Self::Video),
             _ => None,
         }
     }
+}
+
+/// Whether a member has the arguments of a tool, in Anthropic's `tool_use`.
+pub(super) fn is_tool_input(key: &str) -> bool {
+    key == "input"
 }
 
 impl MediaParts {
@@ -73,7 +79,7 @@ impl MediaParts {
     pub(super) fn add_text(&mut self, text: &str) {
         let Some(part) = self.listed.last_mut().filter(|_| self.unlisted == 0) else { return };
         match part.kind {
-            MediaKind::Image => part.size = part.size.or_else(|| PixelSize::of_url(text)),
+            MediaKind::Image => part.size = part.size.or_else(|| PixelSize::of_data(text)),
             MediaKind::Audio => part.seconds = part.seconds.or_else(|| seconds(text)),
             MediaKind::Video => {}
         }

@@ -1,9 +1,12 @@
 //! The checked members of a request's body that routing needs.
 
 use std::borrow::Cow;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
+use super::body_member::BodyMember;
 use super::fast_reader;
-use super::json_shape::{CACHE_CONTROL, JsonKind, JsonShape};
+use super::inference_api::InferenceApi;
+use super::json_shape::{JsonKind, JsonShape};
 use super::media_parts::MediaParts;
 use super::serde_reader::strict_members;
 use crate::error::{ApiError, ApiErrorCode};
@@ -11,90 +14,6 @@ use crate::error::{ApiError, ApiErrorCode};
 /// Most sequences of one request: vLLM's own default limit for `n`. Each needs a bootstrap room in SGLang's bodies, so a request of
 /// a few bytes must not be able to ask for a billion.
 const MAX_SEQUENCES: u32 = 16_384;
-
-/// Families of requests with their own body format.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum InferenceApi {
-    /// Chat completions of OpenAI's API.
-    Chat,
-    /// Text completions of OpenAI's API.
-    Completions,
-    /// SGLang's own generation API.
-    Generate,
-    /// Any other path: only `model` and `stream` are read.
-    Other,
-}
-
-impl InferenceApi {
-    /// The path of the API, if it has exactly one.
-    pub(crate) const fn path(self) -> Option<&'static str> {
-        match self {
-            Self::Chat => Some("/v1/chat/completions"),
-            Self::Completions => Some("/v1/completions"),
-            Self::Generate => Some("/generate"),
-            Self::Other => None,
-        }
-    }
-}
-
-/// Top-level members that the gateway reads or writes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub(crate) enum BodyMember {
-    Model,
-    Messages,
-    Prompt,
-    Text,
-    InputIds,
-    SamplingParams,
-    Stream,
-    StreamOptions,
-    N,
-    MaxTokens,
-    MaxCompletionTokens,
-    MinTokens,
-    Rid,
-    Seed,
-    Priority,
-    PromptCacheRetention,
-    CacheControl,
-}
-
-impl BodyMember {
-    const ALL: [(BodyMember, &'static str); 17] = [
-        (BodyMember::Model, "model"),
-        (BodyMember::Messages, "messages"),
-        (BodyMember::Prompt, "prompt"),
-        (BodyMember::Text, "text"),
-        (BodyMember::InputIds, "input_ids"),
-        (BodyMember::SamplingParams, "sampling_params"),
-        (BodyMember::Stream, "stream"),
-        (BodyMember::StreamOptions, "stream_options"),
-        (BodyMember::N, "n"),
-        (BodyMember::MaxTokens, "max_tokens"),
-        (BodyMember::MaxCompletionTokens, "max_completion_tokens"),
-        (BodyMember::MinTokens, "min_tokens"),
-        (BodyMember::Rid, "rid"),
-        (BodyMember::Seed, "seed"),
-        (BodyMember::Priority, "priority"),
-        (BodyMember::PromptCacheRetention, "prompt_cache_retention"),
-        (BodyMember::CacheControl, CACHE_CONTROL),
-    ];
-
-    /// Finds a member by its JSON key.
-    pub(crate) fn from_key(key: &str) -> Option<BodyMember> {
-        Self::ALL.iter().find(|(_, name)| *name == key).map(|(member, _)| *member)
-    }
-
-    /// JSON key of the member.
-    pub(crate) fn key(self) -> &'static str {
-        Self::ALL[self as usize].1
-    }
-
-    fn bit(self) -> u32 {
-        1 << self as u8
-    }
-}
 
 /// Fields of a request after one pass over its body.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -124,6 +43,14 @@ pub(crate) struct RoutingFields<'a> {
     pub(crate) has_transfer_members: bool,
     /// Whether it has a member that may keep an engine from using its cache.
     pub(crate) may_limit_reuse: bool,
+    /// Hash of the conversation or cache key that the client names.
+    pub(crate) session: Option<u64>,
+    /// The response that this request continues, in OpenAI's Responses API.
+    pub(crate) previous_response_id: Option<Box<str>>,
+    /// Whether an engine is to generate the response after it has answered.
+    pub(crate) is_background: bool,
+    /// Whether the client forbids to store the response.
+    pub(crate) forbids_store: bool,
     present: u32,
 }
 
@@ -180,10 +107,7 @@ fn not_json(body: &[u8], error: &serde_json::Error) -> ApiError {
 /// Known members before any check.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct BodyMembers<'a> {
-    /// Value of the last `model`, if it is a string.
-    model: Option<Cow<'a, str>>,
-    /// Value of the last `prompt_cache_retention`, if it is a string.
-    prompt_cache_retention: Option<Cow<'a, str>>,
+    texts: MemberTexts<'a>,
     shapes: [Option<JsonShape>; BodyMember::ALL.len()],
     present: u32,
     repeated: Option<BodyMember>,
@@ -192,6 +116,38 @@ pub(super) struct BodyMembers<'a> {
     pub(super) has_transfer_members: bool,
     /// Whether a member of [`REUSE_MEMBERS`] is among them.
     pub(super) may_limit_reuse: bool,
+}
+
+/// Values of members whose text is needed, of the last one with each name: `None` if it is no string.
+#[derive(Debug, Default, PartialEq)]
+struct MemberTexts<'a> {
+    model: Option<Cow<'a, str>>,
+    prompt_cache_retention: Option<Cow<'a, str>>,
+    previous_response_id: Option<Cow<'a, str>>,
+    /// The value, or its `id`.
+    conversation: Option<Cow<'a, str>>,
+    prompt_cache_key: Option<Cow<'a, str>>,
+    /// `user_id` in the value.
+    metadata: Option<Cow<'a, str>>,
+    user: Option<Cow<'a, str>>,
+}
+
+impl MemberTexts<'_> {
+    /// Hash of what identifies the conversation best; the same in every gateway.
+    fn session(&self) -> Option<u64> {
+        [&self.conversation, &self.prompt_cache_key, &self.metadata, &self.user]
+            .into_iter()
+            .find_map(|text| text.as_deref().filter(|text| !text.is_empty()))
+            .map(session_hash)
+    }
+}
+
+/// Hash by which requests of one session are recognised.
+pub(crate) fn session_hash(name: &str) -> u64 {
+    // With fixed keys, so that all gateways compute the same.
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// Members with which an engine may have to compute prompt tokens that it has cached.
@@ -205,9 +161,15 @@ pub(super) fn may_limit_reuse(key: &str) -> bool {
 impl<'a> BodyMembers<'a> {
     /// Stores the value of a member whose text is needed: `None` if it is no string.
     pub(super) fn set_text(&mut self, member: BodyMember, text: Option<Cow<'a, str>>) {
+        let texts = &mut self.texts;
         match member {
-            BodyMember::Model => self.model = text,
-            BodyMember::PromptCacheRetention => self.prompt_cache_retention = text,
+            BodyMember::Model => texts.model = text,
+            BodyMember::PromptCacheRetention => texts.prompt_cache_retention = text,
+            BodyMember::PreviousResponseId => texts.previous_response_id = text,
+            BodyMember::Conversation => texts.conversation = text,
+            BodyMember::PromptCacheKey => texts.prompt_cache_key = text,
+            BodyMember::Metadata => texts.metadata = text,
+            BodyMember::User => texts.user = text,
             _ => {}
         }
     }
@@ -224,11 +186,11 @@ impl<'a> BodyMembers<'a> {
         }
     }
 
-    fn kind(&self, member: BodyMember) -> JsonKind {
+    pub(super) fn kind(&self, member: BodyMember) -> JsonKind {
         self.shape(member).map_or(JsonKind::Null, |shape| shape.kind)
     }
 
-    fn shape(&self, member: BodyMember) -> Option<&JsonShape> {
+    pub(super) fn shape(&self, member: BodyMember) -> Option<&JsonShape> {
         self.shapes[member as usize].as_ref()
     }
 
@@ -261,19 +223,25 @@ impl<'a> BodyMembers<'a> {
             is_empty_object: self.count == 0,
             has_transfer_members: self.has_transfer_members,
             may_limit_reuse: self.may_limit_reuse,
+            session: self.texts.session(),
+            previous_response_id: self.texts.previous_response_id.as_deref().map(Box::from),
+            is_background: self.kind(BodyMember::Background) == JsonKind::Bool(true),
+            forbids_store: self.kind(BodyMember::Store) == JsonKind::Bool(false),
             present: self.present,
             model: None,
         };
         match api {
             InferenceApi::Chat => self.check_chat(&mut fields)?,
             InferenceApi::Completions => self.check_completions(&mut fields)?,
+            InferenceApi::Responses => self.check_responses(&mut fields)?,
+            InferenceApi::Messages => self.check_messages(&mut fields)?,
             InferenceApi::Generate => self.check_generate(&mut fields)?,
             InferenceApi::Other => {}
         }
         if fields.sequences() > MAX_SEQUENCES {
             return Err(self.too_many(api, &fields));
         }
-        fields.model = self.model;
+        fields.model = self.texts.model;
         Ok(fields)
     }
 
@@ -281,7 +249,7 @@ impl<'a> BodyMembers<'a> {
     /// nothing about this prompt), or with Anthropic's or OpenAI's marks, which apply to the prefix that ends with them. A mark that
     /// is not in the last message says nothing about the rest of the prompt.
     fn wants_prompt_cached(&self) -> bool {
-        self.prompt_cache_retention.as_deref() == Some("24h")
+        self.texts.prompt_cache_retention.as_deref() == Some("24h")
             || self.kind(BodyMember::CacheControl) == JsonKind::Object
             || self
                 .shape(BodyMember::Messages)
@@ -305,6 +273,12 @@ impl<'a> BodyMembers<'a> {
     }
 
     fn check_chat(&self, fields: &mut RoutingFields<'a>) -> Result<(), ApiError> {
+        self.check_message_list(fields)?;
+        self.output_limits(fields)
+    }
+
+    /// `messages`: objects, at least one.
+    pub(super) fn check_message_list(&self, fields: &mut RoutingFields<'a>) -> Result<(), ApiError> {
         let messages = match self.shape(BodyMember::Messages) {
             Some(shape) if shape.kind == JsonKind::Array => shape,
             Some(shape) if shape.kind != JsonKind::Null => {
@@ -315,18 +289,10 @@ impl<'a> BodyMembers<'a> {
         if messages.items == 0 {
             return Err(invalid_member("messages", "`messages` is empty; send at least one message"));
         }
-        let invalid_item = if messages.first_item == JsonKind::Object {
-            messages.mismatched_item
-        } else {
-            Some((0, messages.first_item))
-        };
-        if let Some((index, kind)) = invalid_item {
-            let param = format!("messages[{index}]");
-            return Err(invalid_member(&param, format!("`{param}` must be an object, not {}", kind.name())));
-        }
+        check_objects(BodyMember::Messages, messages)?;
         fields.prompt_bytes = messages.string_bytes;
         fields.media = messages.media.clone();
-        self.output_limits(fields)
+        Ok(())
     }
 
     fn check_completions(&self, fields: &mut RoutingFields<'a>) -> Result<(), ApiError> {
@@ -380,6 +346,18 @@ impl<'a> BodyMembers<'a> {
     }
 }
 
+/// Every item of the array must be an object.
+pub(super) fn check_objects(member: BodyMember, array: &JsonShape) -> Result<(), ApiError> {
+    let invalid_item = match array.first_item {
+        JsonKind::Object => array.mismatched_item,
+        _ if array.items == 0 => None,
+        other => Some((0, other)),
+    };
+    let Some((index, kind)) = invalid_item else { return Ok(()) };
+    let param = format!("{}[{index}]", member.key());
+    Err(invalid_member(&param, format!("`{param}` must be an object, not {}", kind.name())))
+}
+
 /// String, array of strings, array of ids, or array of arrays of ids.
 fn read_prompt(
     member: BodyMember,
@@ -414,11 +392,11 @@ fn read_prompt(
     Ok(())
 }
 
-fn invalid_member(param: &str, message: impl Into<String>) -> ApiError {
+pub(super) fn invalid_member(param: &str, message: impl Into<String>) -> ApiError {
     ApiError::new(ApiErrorCode::InvalidRequest, message).param(param)
 }
 
-fn expected(member: BodyMember, what: &str, found: JsonKind) -> ApiError {
+pub(super) fn expected(member: BodyMember, what: &str, found: JsonKind) -> ApiError {
     let key = member.key();
     invalid_member(key, format!("`{key}` must be {what}, not {}", found.name()))
 }
@@ -432,7 +410,7 @@ fn positive(param: &str, value: Option<f64>) -> Result<Option<u32>, ApiError> {
 }
 
 /// An integer of at least 0, clamped to `u32::MAX`.
-fn count(param: &str, value: Option<f64>) -> Result<Option<u32>, ApiError> {
+pub(super) fn count(param: &str, value: Option<f64>) -> Result<Option<u32>, ApiError> {
     let Some(value) = value else { return Ok(None) };
     if value.fract() != 0.0 || value < 0.0 {
         return Err(invalid_member(param, format!("`{param}` must be a non-negative integer, not {value}")));

@@ -4,8 +4,9 @@ use std::borrow::Cow;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
 
+use super::body_member::{BodyMember, is_id_key};
 use super::json_shape::{JsonKind, JsonShape, JsonShapeSeed};
-use super::routing_fields::{BodyMember, BodyMembers, may_limit_reuse};
+use super::routing_fields::{BodyMembers, may_limit_reuse};
 use super::transfer_members::{is_transfer_member, is_user_data};
 
 /// The members as serde_json parses them: the reference for [`super::fast_reader::members`].
@@ -39,14 +40,14 @@ impl<'de> Visitor<'de> for BodyMembersSeed {
             map.next_key_seed(BodyKeySeed)?
         {
             let shape = match member {
-                Some(member @ (BodyMember::Model | BodyMember::PromptCacheRetention)) => {
-                    let (shape, text) = map.next_value_seed(TextMemberSeed)?;
+                Some(member) if member.has_text() => {
+                    let (shape, text) = map.next_value_seed(TextMemberSeed { may_be_object: true })?;
                     members.set_text(member, text);
                     shape
                 }
                 _ => map.next_value_seed(JsonShapeSeed {
                     finds_transfer_members: !is_user_data,
-                    finds_media: member == Some(BodyMember::Messages),
+                    finds_media: member.is_some_and(BodyMember::has_media),
                 })?,
             };
             members.has_transfer_members |= steers_transfer || shape.has_transfer_members;
@@ -94,8 +95,33 @@ impl Visitor<'_> for BodyKeySeed {
     }
 }
 
-/// Stores the text if the value is a string, otherwise only its shape.
-struct TextMemberSeed;
+/// Whether a key of an inner object is that of an id.
+struct IdKeySeed;
+
+impl<'de> DeserializeSeed<'de> for IdKeySeed {
+    type Value = bool;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<bool, D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for IdKeySeed {
+    type Value = bool;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("an object key")
+    }
+
+    fn visit_str<E: Error>(self, key: &str) -> Result<bool, E> {
+        Ok(is_id_key(key))
+    }
+}
+
+/// Stores the text if the value is a string, or that of its id if it is an object; otherwise only its shape.
+struct TextMemberSeed {
+    may_be_object: bool,
+}
 
 impl<'de> DeserializeSeed<'de> for TextMemberSeed {
     type Value = (JsonShape, Option<Cow<'de, str>>);
@@ -146,9 +172,15 @@ impl<'de> Visitor<'de> for TextMemberSeed {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        while map.next_key_seed(BodyKeySeed)?.is_some() {
-            map.next_value_seed(JsonShapeSeed::default())?;
+        let mut id = None;
+        while let Some(is_id) = map.next_key_seed(IdKeySeed)? {
+            if is_id {
+                (_, id) = map.next_value_seed(TextMemberSeed { may_be_object: false })?;
+            } else {
+                map.next_value_seed(JsonShapeSeed::default())?;
+            }
         }
-        Ok((JsonShape { kind: JsonKind::Object, ..JsonShape::default() }, None))
+        let shape = JsonShape { kind: JsonKind::Object, ..JsonShape::default() };
+        Ok((shape, id.filter(|_| self.may_be_object)))
     }
 }

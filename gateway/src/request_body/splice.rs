@@ -8,7 +8,8 @@ use http_body::{Body, Frame, SizeHint};
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::routing_fields::{BodyMember, RoutingFields};
+use super::body_member::BodyMember;
+use super::routing_fields::RoutingFields;
 use super::serde_reader::BodyKeySeed;
 
 /// Replaces the value of one top-level member if it exists.

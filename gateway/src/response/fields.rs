@@ -6,6 +6,8 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use smallvec::SmallVec;
 
+use super::agent_fields;
+
 /// Longest response id that is recorded in traces.
 const MAX_ID_LEN: usize = 128;
 /// Most finish reasons recorded in traces: the largest `n` that OpenAI allows.
@@ -24,9 +26,9 @@ pub(crate) struct TokenUsage {
 #[derive(Debug, Default)]
 pub(crate) struct ResponseSummary<'a> {
     pub(crate) usage: Option<TokenUsage>,
-    id: Option<Cow<'a, str>>,
+    pub(super) id: Option<Cow<'a, str>>,
     /// One for each choice that has ended.
-    finish_reasons: SmallVec<[Cow<'a, str>; 1]>,
+    pub(super) finish_reasons: SmallVec<[Cow<'a, str>; 1]>,
 }
 
 /// Id and finish reasons of a response, as far as it has them.
@@ -75,7 +77,7 @@ struct FinishReason<'a> {
 
 /// Borrowed, unless the string contains escapes. (Serde does not borrow for an `Option<Cow>`.)
 #[derive(Deserialize)]
-struct BorrowedText<'a>(#[serde(borrow)] Cow<'a, str>);
+pub(super) struct BorrowedText<'a>(#[serde(borrow)] pub(super) Cow<'a, str>);
 
 /// Only the counts, for responses with other fields of unexpected types: tokens are counted in any case.
 #[derive(Deserialize)]
@@ -84,6 +86,7 @@ struct UsageOnlyFields {
     meta_info: Option<UsageFields>,
 }
 
+/// Counts in the names of OpenAI's first APIs.
 #[derive(Deserialize)]
 struct UsageFields {
     prompt_tokens: Option<u64>,
@@ -93,8 +96,8 @@ struct UsageFields {
 }
 
 #[derive(Deserialize)]
-struct CachedTokensDetails {
-    cached_tokens: Option<u64>,
+pub(super) struct CachedTokensDetails {
+    pub(super) cached_tokens: Option<u64>,
 }
 
 impl From<UsageFields> for TokenUsage {
@@ -111,7 +114,9 @@ impl From<UsageFields> for TokenUsage {
 impl ResponseFinish {
     /// Whether any choice ended to call tools: the client will send their results.
     pub(crate) fn requests_tools(&self) -> bool {
-        self.finish_reasons.iter().any(|reason| matches!(reason.as_str(), "tool_calls" | "function_call"))
+        self.finish_reasons
+            .iter()
+            .any(|reason| matches!(reason.as_str(), "tool_calls" | "function_call" | "tool_use"))
     }
 }
 
@@ -127,6 +132,9 @@ impl<'a> ResponseSummary<'a> {
     ///
     /// The input is not JSON.
     pub(crate) fn of(json: &'a [u8]) -> Result<Self, serde_json::Error> {
+        if let Some(summary) = agent_fields::summary(json) {
+            return Ok(summary);
+        }
         let Ok(fields) = serde_json::from_slice::<ResponseFields<'_>>(json) else {
             let Ok(usage_only) = serde_json::from_slice::<UsageOnlyFields>(json) else {
                 return serde_json::from_slice::<IgnoredAny>(json).map(|_| Self::default());

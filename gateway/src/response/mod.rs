@@ -1,5 +1,6 @@
 //! The format of an engine's response: complete events of a stream, token counts, id and finish reasons.
 
+mod agent_fields;
 mod fields;
 mod sse;
 

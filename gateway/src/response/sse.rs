@@ -1,5 +1,6 @@
 //! Checks server-sent events on their way through, without copying those that arrive whole.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::LazyLock;
 
@@ -9,12 +10,15 @@ use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
+use crate::request_body::StreamEnd;
+
 /// Longest event that is buffered: a chunk with many logprobs is tens of kilobytes.
 const MAX_EVENT_BYTES: usize = 4 << 20;
 
 /// Passes complete events on and buffers an incomplete one until its end arrives.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct SseFramer {
+    end: StreamEnd,
     /// Start of an incomplete event. It contains no event end, so it is not searched again.
     partial: BytesMut,
     /// Payload of the last `data:` line that was JSON.
@@ -22,10 +26,38 @@ pub struct SseFramer {
     /// Payload of the one before.
     previous_payload: Bytes,
     events: u64,
+    /// Events before the first that depends on the model's output.
+    preamble: u64,
+    /// Whether the line before was `event:` with the type of a preamble, or of a last event.
+    named: Option<EventClass>,
     done: bool,
     /// Bytes searched, checked or copied so far, for the test that the work is linear in the input.
     #[cfg(test)]
     processed: usize,
+}
+
+/// What an event's type says about its place in a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum EventClass {
+    Preamble,
+    Output,
+    Last,
+}
+
+/// Events that an engine sends as soon as it accepts a request.
+const PREAMBLE: [&str; 5] =
+    ["response.created", "response.queued", "response.in_progress", "message_start", "ping"];
+
+impl EventClass {
+    fn of_type(name: &str, last: &[&str]) -> Self {
+        if last.contains(&name) {
+            Self::Last
+        } else if PREAMBLE.contains(&name) {
+            Self::Preamble
+        } else {
+            Self::Output
+        }
+    }
 }
 
 /// Why a stream must be aborted.
@@ -38,6 +70,23 @@ pub enum SseError {
 }
 
 impl SseFramer {
+    /// A framer of a stream that ends in this way.
+    #[must_use]
+    pub fn new(end: StreamEnd) -> Self {
+        Self {
+            end,
+            partial: BytesMut::new(),
+            last_payload: Bytes::new(),
+            previous_payload: Bytes::new(),
+            events: 0,
+            preamble: 0,
+            named: None,
+            done: false,
+            #[cfg(test)]
+            processed: 0,
+        }
+    }
+
     /// Takes a chunk and returns the events that are complete now, possibly none.
     ///
     /// # Errors
@@ -91,13 +140,22 @@ impl SseFramer {
     /// # Errors
     ///
     /// [`SseError`] if the stream was truncated, or the remaining bytes must not be passed on.
-    pub fn finish(&mut self, expects_done: bool) -> Result<Bytes, SseError> {
+    pub fn finish(&mut self) -> Result<Bytes, SseError> {
         let rest = self.partial.split().freeze();
         self.check(&rest)?;
-        if expects_done && !self.done {
-            return Err(SseError::Malformed("ended its stream without `data: [DONE]`"));
+        match self.end {
+            _ if self.done => Ok(rest),
+            StreamEnd::Body => Ok(rest),
+            StreamEnd::Done => Err(SseError::Malformed("ended its stream without `data: [DONE]`")),
+            StreamEnd::EventType(_) => Err(SseError::Malformed("ended its stream without its last event")),
         }
-        Ok(rest)
+    }
+
+    /// Whether all events so far were sent before the model's first output. An engine sends them as soon as it has accepted a request, so
+    /// they do not show that it will serve it.
+    #[must_use]
+    pub fn is_in_preamble(&self) -> bool {
+        matches!(self.end, StreamEnd::EventType(_)) && !self.done && self.preamble == self.events
     }
 
     /// JSON payload of the last event, which carries usage.
@@ -112,10 +170,10 @@ impl SseFramer {
         &self.previous_payload
     }
 
-    /// Number of events, without `[DONE]`.
+    /// Number of events, without `[DONE]` and without those before the first output.
     #[must_use]
     pub fn events(&self) -> u64 {
-        self.events
+        self.events - self.preamble
     }
 
     fn check(&mut self, events: &Bytes) -> Result<(), SseError> {
@@ -128,6 +186,10 @@ impl SseFramer {
                 let skipped = payload.len() - payload.trim_ascii_start().len();
                 let start = from + b"data:".len() + skipped;
                 self.check_payload(events.slice(start..from + line.len()))?;
+            } else if let (StreamEnd::EventType(last), Some(name)) = (self.end, line.strip_prefix(b"event:"))
+            {
+                let name = std::str::from_utf8(name.trim_ascii()).unwrap_or_default();
+                self.named = Some(EventClass::of_type(name, last));
             } else if !is_field(line) {
                 return Err(SseError::Malformed("sent data that is not a server-sent event"));
             }
@@ -136,13 +198,25 @@ impl SseFramer {
         Ok(())
     }
 
+    /// Records the place of an event in a stream whose events have types: by its name, or else by its payload.
+    fn classify(&mut self, payload: &[u8]) {
+        let StreamEnd::EventType(last) = self.end else { return };
+        let of_payload = || EventClass::of_type(&event_type(payload).unwrap_or_default(), last);
+        match self.named.take().unwrap_or_else(of_payload) {
+            EventClass::Preamble if self.preamble == self.events => self.preamble += 1,
+            EventClass::Preamble | EventClass::Output => {}
+            EventClass::Last => self.done = true,
+        }
+    }
+
     fn check_payload(&mut self, payload: Bytes) -> Result<(), SseError> {
         if reports_error(&payload) {
             return Err(SseError::EngineError(payload));
         }
         if payload.trim_ascii_end() == b"[DONE]" {
-            self.done = true;
+            self.done |= matches!(self.end, StreamEnd::Done);
         } else if payload.starts_with(b"{") && payload.trim_ascii_end().ends_with(b"}") {
+            self.classify(&payload);
             self.previous_payload = std::mem::replace(&mut self.last_payload, payload);
             self.events += 1;
         } else {
@@ -152,13 +226,23 @@ impl SseFramer {
     }
 }
 
+/// The `type` of an event in the APIs that have one.
+fn event_type(payload: &[u8]) -> Option<Cow<'_, str>> {
+    #[derive(Deserialize)]
+    struct TypedEvent<'a> {
+        #[serde(borrow)]
+        r#type: Cow<'a, str>,
+    }
+    serde_json::from_slice::<TypedEvent<'_>>(payload).ok().map(|event| event.r#type)
+}
+
 /// Lines of the event-stream format other than `data:`.
 fn is_field(line: &[u8]) -> bool {
     line.is_empty() || [&b":"[..], b"event:", b"id:", b"retry:"].iter().any(|field| line.starts_with(field))
 }
 
-/// Whether an event's JSON is an error: an object with an `error` member at any position, or with `"object":"error"`. Both contain
-/// the quoted word, so that most events are only searched for it; inside a generated text the quotes are escaped.
+/// Whether an event's JSON is an error: an object with an `error` member at any position, or with `"object":"error"` or `"type":"error"`. All
+/// contain the quoted word, so that most events are only searched for it; inside a generated text the quotes are escaped.
 fn reports_error(payload: &[u8]) -> bool {
     static WORD: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"error\""));
 
@@ -176,6 +260,7 @@ struct ErrorEvent {
 enum EventMember {
     Error,
     Object,
+    Type,
     #[serde(other)]
     Other,
 }
@@ -195,7 +280,9 @@ impl<'de> Deserialize<'de> for ErrorEvent {
                 while let Some(member) = members.next_key()? {
                     is_error |= match member {
                         EventMember::Error => members.next_value::<Option<IgnoredAny>>()?.is_some(),
-                        EventMember::Object => members.next_value::<&RawValue>()?.get() == "\"error\"",
+                        EventMember::Object | EventMember::Type => {
+                            members.next_value::<&RawValue>()?.get() == "\"error\""
+                        }
                         EventMember::Other => members.next_value().map(|IgnoredAny| false)?,
                     };
                 }
@@ -233,7 +320,7 @@ mod tests {
         fn splits_do_not_change_the_stream(mut splits in prop::collection::vec(0..STREAM.len(), 0..12)) {
             splits.push(STREAM.len());
             splits.sort_unstable();
-            let mut framer = SseFramer::default();
+            let mut framer = SseFramer::new(StreamEnd::Done);
             let mut out = Vec::new();
             let mut from = 0;
             for split in splits {
@@ -242,18 +329,18 @@ mod tests {
                 out.extend_from_slice(&chunk);
                 from = split;
             }
-            out.extend_from_slice(&framer.finish(true).unwrap());
+            out.extend_from_slice(&framer.finish().unwrap());
             prop_assert_eq!(out, STREAM.as_bytes());
             prop_assert_eq!(&framer.last_payload()[..], b"{\"usage\":{}}");
         }
 
         #[test]
         fn never_panics(chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..6)) {
-            let mut framer = SseFramer::default();
+            let mut framer = SseFramer::new(StreamEnd::Done);
             for chunk in chunks {
                 let _unused = framer.push(Bytes::from(chunk));
             }
-            let _unused = framer.finish(true);
+            let _unused = framer.finish();
         }
     }
 
@@ -262,7 +349,7 @@ mod tests {
     fn work_is_linear_in_the_input() {
         let event = format!("data: {{\"content\":\"{}\"}}\n\n", "a line\\n".repeat(1 << 16));
         for size in [1, 7, 512, 1 << 14] {
-            let mut framer = SseFramer::default();
+            let mut framer = SseFramer::new(StreamEnd::Done);
             let mut out = 0;
             for chunk in event.as_bytes().repeat(2).chunks(size) {
                 out += framer.push(Bytes::copy_from_slice(chunk)).unwrap().len();
@@ -278,7 +365,7 @@ mod tests {
 
     #[test]
     fn an_endless_event_is_rejected() {
-        let mut framer = SseFramer::default();
+        let mut framer = SseFramer::new(StreamEnd::Done);
         let chunk = Bytes::from(vec![b'a'; 1 << 20]);
         for _ in 0..4 {
             assert_eq!(framer.push(chunk.clone()).unwrap(), "");
@@ -298,8 +385,9 @@ mod tests {
             r#"{"error":null,"error":{}}"#,
             r#"{"error":{},"error":{}}"#,
             r#"{"object":"chunk","object":"error"}"#,
+            r#"{"type":"error","code":"server_error","message":"m"}"#,
         ] {
-            let pushed = SseFramer::default().push(Bytes::from(format!("data: {event}\n\n")));
+            let pushed = SseFramer::new(StreamEnd::Done).push(Bytes::from(format!("data: {event}\n\n")));
             assert!(matches!(pushed, Err(SseError::EngineError(_))), "{event}: {pushed:?}");
         }
         for event in [
@@ -308,18 +396,21 @@ mod tests {
             r#"{"choices":[{"logprobs":{"token":"error"}}]}"#,
             r#"{"choices":[{"error":{}}],"object":"chat.completion.chunk"}"#,
         ] {
-            assert!(SseFramer::default().push(Bytes::from(format!("data: {event}\n\n"))).is_ok(), "{event}");
+            assert!(
+                SseFramer::new(StreamEnd::Done).push(Bytes::from(format!("data: {event}\n\n"))).is_ok(),
+                "{event}"
+            );
         }
     }
 
     fn push(text: &'static str) -> Result<Bytes, SseError> {
-        SseFramer::default().push(Bytes::from_static(text.as_bytes()))
+        SseFramer::new(StreamEnd::Done).push(Bytes::from_static(text.as_bytes()))
     }
 
     #[test]
     fn whole_events_are_not_copied() {
         let chunk = Bytes::from_static(b"data: {}\n\n");
-        let out = SseFramer::default().push(chunk.clone()).unwrap();
+        let out = SseFramer::new(StreamEnd::Done).push(chunk.clone()).unwrap();
         assert_eq!(out.as_ptr(), chunk.as_ptr());
     }
 
@@ -333,16 +424,53 @@ mod tests {
         assert!(matches!(push("<html>\n\n"), Err(SseError::Malformed(_))));
         assert!(matches!(push("data: hello\n\n"), Err(SseError::Malformed(_))));
         assert!(matches!(push("data: {\"error\":{}}\n\n"), Err(SseError::EngineError(_))));
-        let mut framer = SseFramer::default();
+        let mut framer = SseFramer::new(StreamEnd::Done);
         framer.push(Bytes::from_static(b"data: {}\n\n")).unwrap();
-        assert!(matches!(framer.finish(true), Err(SseError::Malformed(_))));
-        assert_eq!(framer.finish(false), Ok(Bytes::new()));
+        assert!(matches!(framer.finish(), Err(SseError::Malformed(_))));
+        let mut framer = SseFramer::new(StreamEnd::Body);
+        framer.push(Bytes::from_static(b"data: {}\n\n")).unwrap();
+        assert_eq!(framer.finish(), Ok(Bytes::new()));
     }
 
     #[test]
     fn a_last_event_without_blank_line_is_passed_on() {
-        let mut framer = SseFramer::default();
+        let mut framer = SseFramer::new(StreamEnd::Done);
         assert_eq!(framer.push(Bytes::from_static(b"data: [DONE]\n")).unwrap(), "");
-        assert_eq!(framer.finish(true).unwrap(), "data: [DONE]\n");
+        assert_eq!(framer.finish().unwrap(), "data: [DONE]\n");
+    }
+
+    const MESSAGES: StreamEnd = StreamEnd::EventType(&["message_stop"]);
+
+    #[test]
+    fn streams_with_typed_events_end_with_the_last_type() {
+        let start = Bytes::from_static(b"event: message_start\ndata: {\"type\":\"message_start\"}\n\n");
+        let unnamed = Bytes::from_static(b"data: {\"index\":0,\"type\":\"content_block_delta\"}\n\n");
+        let stop = Bytes::from_static(b"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n");
+        let mut framer = SseFramer::new(MESSAGES);
+        framer.push(start).unwrap();
+        assert!(framer.is_in_preamble());
+        framer.push(unnamed.clone()).unwrap();
+        assert!(!framer.is_in_preamble());
+        assert_eq!(framer.events(), 1);
+        assert!(matches!(framer.finish(), Err(SseError::Malformed(_))));
+        framer.push(stop).unwrap();
+        assert_eq!(framer.finish(), Ok(Bytes::new()));
+
+        let mut framer = SseFramer::new(MESSAGES);
+        framer.push(unnamed).unwrap();
+        framer.push(Bytes::from_static(b"data: {\"type\":\"message_stop\"}\n\n")).unwrap();
+        assert_eq!(framer.finish(), Ok(Bytes::new()), "without names");
+    }
+
+    #[test]
+    fn another_apis_end_does_not_count() {
+        let mut framer = SseFramer::new(MESSAGES);
+        framer.push(Bytes::from_static(b"data: {\"type\":\"x\"}\n\ndata: [DONE]\n\n")).unwrap();
+        assert!(matches!(framer.finish(), Err(SseError::Malformed(_))));
+        let mut framer = SseFramer::new(StreamEnd::Done);
+        framer
+            .push(Bytes::from_static(b"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"))
+            .unwrap();
+        assert!(framer.finish().is_err() && !framer.is_in_preamble());
     }
 }

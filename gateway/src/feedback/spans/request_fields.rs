@@ -199,7 +199,7 @@ impl RequestSpanFields {
 /// Value of the attribute `gen_ai.operation.name`.
 pub(super) const fn operation_name(api: InferenceApi) -> Option<&'static str> {
     match api {
-        InferenceApi::Chat => Some("chat"),
+        InferenceApi::Chat | InferenceApi::Responses | InferenceApi::Messages => Some("chat"),
         InferenceApi::Completions => Some("text_completion"),
         InferenceApi::Generate => Some("generate_content"),
         InferenceApi::Other => None,

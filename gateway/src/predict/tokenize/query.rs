@@ -193,7 +193,9 @@ fn check(api: InferenceApi, engine: EngineKind, body: &[u8]) -> Result<(), Predi
                 _ => Err(PredictionError::NotSinglePrompt),
             }
         }
-        InferenceApi::Other => Err(PredictionError::NotSinglePrompt),
+        InferenceApi::Responses | InferenceApi::Messages | InferenceApi::Other => {
+            Err(PredictionError::NotSinglePrompt)
+        }
     }
 }
 
