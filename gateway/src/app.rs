@@ -33,6 +33,8 @@ use crate::predict::{
     CacheHitPredictor, EngineTokenizer, FeedStarter, MediaQueryRunner, MediaTokenCache, ModelTokenizers,
     StoreView, run_feeds,
 };
+use crate::sessions::SessionRoutes;
+use crate::stored_responses::{ResponseOwners, ResponseStore};
 
 /// Time to flush final error events before connections are closed.
 const CONNECTION_SHUTDOWN_GRACE: Duration = Duration::from_millis(500);
@@ -253,6 +255,10 @@ pub async fn start(
         ),
         index,
         prompt_reports,
+        sessions: SessionRoutes::default(),
+        response_owners: ResponseOwners::default(),
+        response_store: (options.memory.response_store > 0)
+            .then(|| Arc::new(ResponseStore::new(options.memory.response_store))),
         queue_server,
         metrics,
         traces,

@@ -32,6 +32,8 @@ pub enum ApiErrorCode {
     InsufficientPermissions,
     /// The tenant has exceeded its quota.
     RateLimited,
+    /// The response that a request refers to is not stored.
+    ResponseNotFound,
     /// The path does not exist.
     NotFound,
     /// The path exists, but not with this method.
@@ -70,6 +72,7 @@ impl ApiErrorCode {
             ApiErrorCode::InvalidApiKey => "invalid_api_key",
             ApiErrorCode::InsufficientPermissions => "insufficient_permissions",
             ApiErrorCode::RateLimited => "rate_limit_exceeded",
+            ApiErrorCode::ResponseNotFound => "response_not_found",
             ApiErrorCode::NotFound => "not_found",
             ApiErrorCode::MethodNotAllowed => "method_not_allowed",
             ApiErrorCode::NoEngineAvailable => "no_engine_available",
@@ -96,7 +99,9 @@ impl ApiErrorCode {
             ApiErrorCode::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             ApiErrorCode::Unauthorized | ApiErrorCode::InvalidApiKey => StatusCode::UNAUTHORIZED,
             ApiErrorCode::InsufficientPermissions => StatusCode::FORBIDDEN,
-            ApiErrorCode::ModelNotFound | ApiErrorCode::NotFound => StatusCode::NOT_FOUND,
+            ApiErrorCode::ModelNotFound | ApiErrorCode::ResponseNotFound | ApiErrorCode::NotFound => {
+                StatusCode::NOT_FOUND
+            }
             ApiErrorCode::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             ApiErrorCode::NoEngineAvailable
             | ApiErrorCode::EngineUnavailable

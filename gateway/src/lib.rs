@@ -6,8 +6,8 @@
 //! into one, `relay` returns it to the client, `feedback` records metrics and traces. `fleet` is the current set of engines.
 //!
 //! A module refers only to modules after it: `app`, `config`, `ingress`, `relay`, `dispatch`, `connector`, `legs`, `decide`,
-//! `routed_request`, `predict`, `feedback`, `fleet`, `upstream`, and then `access`, `kv_index` (which blocks are where), `response`
-//! and `request_body` (formats), `memory`, `error`.
+//! `routed_request`, `predict`, `feedback`, `sessions`, `fleet`, `upstream`, and then `access`, `kv_index` (which blocks are where),
+//! `stored_responses`, `response` and `request_body` (formats), `memory`, `error`.
 
 mod access;
 mod app;
@@ -28,6 +28,8 @@ mod relay;
 mod request_body;
 mod response;
 mod routed_request;
+mod sessions;
+mod stored_responses;
 #[cfg(test)]
 mod test_fleet;
 mod upstream;
@@ -43,7 +45,7 @@ pub use config::{
     SharedQueueError, SharedQueueOptions, UpstreamOptions, check_model_folders, check_shared_queue,
 };
 pub use decide::{QueuePeerAddress, QueuePeerAddressError, QueuePeersError};
-pub use error::{ApiError, ApiErrorCode};
+pub use error::{ApiError, ApiErrorCode, ErrorFormat};
 pub use feedback::{MetricAliases, all_metrics};
 pub use ingress::{
     CorsOrigin, CorsOriginError, InferencePath, InferencePathError, IngressOptions, UnauthenticatedPath,
@@ -53,9 +55,7 @@ pub use kv_index::SpinRwLock;
 pub use listener_security::{ListenerSecurityError, exposures};
 #[doc(hidden)]
 pub use predict::{PredictionGap, prediction_gaps};
-#[doc(hidden)]
-pub use request_body::StreamEnd;
 pub use request_body::{
-    MemberSearchError, accepts, is_transfer_member, is_user_data, without_transfer_members,
+    MemberSearchError, StreamEnd, accepts, is_transfer_member, is_user_data, without_transfer_members,
 };
 pub use response::{SseError, SseFramer};

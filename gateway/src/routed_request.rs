@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
+use moongate_discovery::InstanceId;
 use moongate_scheduler::RequestProfile;
 
 use crate::feedback::{PromptHint, RequestDescription};
 use crate::predict::PromptPrediction;
 use crate::request_body::{InferenceApi, RoutingFields, SplicedBody};
+use crate::sessions::SessionRoute;
 use crate::upstream::PreparedRequest;
 
 /// A request that is to be routed.
@@ -28,13 +30,31 @@ pub(crate) struct RoutedRequest {
     pub(crate) request: Option<RequestProfile>,
     /// The client's hint whether the prompt's prefix will be used again.
     pub(crate) return_hint: Option<PromptHint>,
+    /// Where the session's last request went.
+    pub(crate) session_route: Option<SessionRoute>,
+    /// How it refers to responses that are stored.
+    pub(crate) stored: StoredResponseUse,
     /// Predicted cache hits of each engine, if available.
     pub(crate) prompt_prediction: Option<PromptPrediction>,
     /// Model name for logs and metrics.
     pub(crate) model: Option<Arc<str>>,
 }
 
+/// How a request refers to stored responses.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct StoredResponseUse {
+    /// The engine that has the response to which the request refers.
+    pub(crate) engine: Option<InstanceId>,
+    /// The items of the conversation so far, if the response is to be stored.
+    pub(crate) input_items: Option<Bytes>,
+}
+
 impl RoutedRequest {
+    /// Whether only an engine that stored a response can serve the request.
+    pub(crate) fn needs_stored_response(&self) -> bool {
+        self.api == InferenceApi::Responses && self.routing.previous_response_id.is_some()
+    }
+
     /// The request as traces describe it.
     pub(crate) fn description(&self) -> RequestDescription<'_> {
         RequestDescription {
@@ -79,6 +99,8 @@ impl RoutedRequest {
             routing,
             request: None,
             return_hint: None,
+            session_route: None,
+            stored: StoredResponseUse::default(),
             prompt_prediction: None,
             model: None,
         }

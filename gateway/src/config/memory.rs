@@ -24,6 +24,12 @@ pub struct MemoryOptions {
     /// request is routed without a prediction. Default: a quarter of the memory limit, at most 1 GiB.
     #[arg(long, value_name = "BYTES", env = "MOONGATE_PROMPT_MEMORY", value_parser = clap::value_parser!(u64).range(MIN_BYTES..))]
     pub prompt_memory: Option<u64>,
+
+    /// Memory for responses of the Responses API that clients may continue by `previous_response_id` with any engine; 0: none are stored
+    /// here, and such a request goes to the engine that made the response. Default: 0, because a response is then kept for a day
+    /// unless its request has `"store": false`.
+    #[arg(long, value_name = "BYTES", env = "MOONGATE_RESPONSE_STORE", default_value_t = 0)]
+    pub response_store: u64,
 }
 
 /// Bytes per use, derived from the settings.
@@ -63,7 +69,7 @@ mod tests {
     #[test]
     fn defaults_leave_half_of_the_limit() {
         const MIB: u64 = 1 << 20;
-        let default = MemoryOptions { body_memory: None, prompt_memory: None };
+        let default = MemoryOptions { body_memory: None, prompt_memory: None, response_store: 0 };
         let shares = default.shares_of(2048 * MIB);
         let expected = MemoryShares {
             bodies: 512 * MIB,
@@ -74,7 +80,8 @@ mod tests {
         assert_eq!(shares, expected);
         let large = default.shares_of(64 << 30);
         assert_eq!((large.bodies, large.prompts), (16 << 30, 512 * MIB));
-        let given = MemoryOptions { body_memory: Some(7 * MIB), prompt_memory: Some(8 * MIB) };
+        let given =
+            MemoryOptions { body_memory: Some(7 * MIB), prompt_memory: Some(8 * MIB), response_store: 0 };
         let shares = given.shares_of(64 << 30);
         assert_eq!(
             (shares.bodies, shares.prompts + shares.conversations + shares.engine_tokens),

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use moongate_discovery::RankLoads;
 use moongate_scheduler::{
-    AttemptId, CacheHitPrediction, InstanceIndex, InstanceLoad, PolicyName, ReportedLoad, RequestProfile,
-    ScheduleRejection, ScheduleRequest, Scheduler,
+    AttemptId, InstanceIndex, InstanceLoad, PolicyName, ReportedLoad, RequestProfile, ScheduleRejection,
+    ScheduleRequest, Scheduler,
 };
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
@@ -93,7 +93,7 @@ impl AdmissionQueue {
         tried: &[Arc<UpstreamEndpoint>],
     ) -> RouteResult {
         match (&routed.request, routed.api) {
-            (Some(request), api) if api != InferenceApi::Other => {
+            (Some(request), api) if api != InferenceApi::Other && !routed.needs_stored_response() => {
                 let mut rejection = ScheduleRejection::UnknownModel;
                 for tier in EligibilityTier::ALL {
                     let constraints = RouteConstraints::new(routed, tried, tier);
@@ -114,7 +114,7 @@ impl AdmissionQueue {
                 }
                 Err(rejection)
             }
-            (request, _) => choose_passthrough(&self.fleet.current(), request.as_ref(), tried),
+            (request, _) => choose_passthrough(&self.fleet.current(), request.as_ref(), routed, tried),
         }
     }
 
@@ -131,9 +131,14 @@ impl AdmissionQueue {
             if state.waiting.len() >= self.capacity {
                 return None;
             }
-            let predicted = routed.prompt_prediction.as_ref();
-            let prediction = predicted
-                .map_or_else(CacheHitPrediction::default, |predicted| predicted.for_fleet(&state.fleet));
+            let of_session = || {
+                let route = routed.session_route.as_ref()?;
+                Some(route.hits(&state.fleet, request.input_tokens))
+            };
+            let prediction = match &routed.prompt_prediction {
+                Some(predicted) => predicted.for_fleet(&state.fleet),
+                None => of_session().unwrap_or_default(),
+            };
             let excluded = constraints.excluded(&state.fleet);
             let waiter = AdmissionWaiter {
                 recipient: DecisionRecipient::Request { sender, constraints },

@@ -174,12 +174,21 @@ pub(super) fn route_members(
 
 /// Route of paths that the gateway does not interpret: one engine gets the request unchanged. A plain worker is preferred, then a
 /// decode (vLLM's computes the prompt itself without a KV cache), then a prefill. Engines themselves reject what they do not
-/// support.
+/// support. A request that refers to a stored response goes to the engine that has it, if that is known and still there.
 pub(super) fn choose_passthrough(
     fleet: &FleetSnapshot,
     request: Option<&RequestProfile>,
+    routed: &RoutedRequest,
     tried: &[Arc<UpstreamEndpoint>],
 ) -> Result<ChosenRoute, ScheduleRejection> {
+    let has_response = |member: &FleetMember| Some(&member.endpoint.id) == routed.stored.engine.as_ref();
+    // SGLang's engines of a pair cannot generate alone.
+    let can_continue = |member: &FleetMember| {
+        !routed.needs_stored_response() || !member.is_sglang() || member.instance.role == EngineRole::Plain
+    };
+    if !fleet.members.iter().any(can_continue) {
+        return Err(ScheduleRejection::NoneAvailable { prefills: 0, decodes: 0 });
+    }
     let serves = |ix: usize| {
         let instance = &fleet.cluster.instances()[ix];
         request.is_none_or(|request| instance.models.contains(&request.model))
@@ -193,11 +202,13 @@ pub(super) fn choose_passthrough(
         .members
         .iter()
         .enumerate()
-        .filter(|(ix, _)| serves(*ix))
+        .filter(|(ix, member)| serves(*ix) && can_continue(member))
         .filter(|(_, member)| !tried.iter().any(|tried| Arc::ptr_eq(tried, &member.endpoint)))
         .min_by_key(|(_, member)| {
             let endpoint = &member.endpoint;
-            (!endpoint.is_available(), rank(member), endpoint.in_flight.count(), fastrand::u32(..))
+            let order =
+                (!endpoint.is_available(), rank(member), endpoint.in_flight.count(), fastrand::u32(..));
+            (!has_response(member), order)
         });
     let Some((_, member)) = best else { return Err(ScheduleRejection::UnknownModel) };
     let in_flight = InFlightGuard::passthrough(member.endpoint.clone());

@@ -12,7 +12,7 @@ use crate::response::TokenUsage;
 #[derive(Debug)]
 pub(crate) struct InFlightGuard {
     prefill: EngineInFlightGuard,
-    _decode: Option<EngineInFlightGuard>,
+    decode: Option<EngineInFlightGuard>,
     /// `None` for requests that bypass the scheduler.
     attempt: Option<(Arc<AdmissionQueue>, AttemptId)>,
     prompt_computed: bool,
@@ -29,20 +29,14 @@ impl InFlightGuard {
         decode: Option<Arc<UpstreamEndpoint>>,
     ) -> Self {
         let (prefill, decode) = (EngineInFlightGuard::new(prefill), decode.map(EngineInFlightGuard::new));
-        Self {
-            prefill,
-            _decode: decode,
-            attempt: Some((queue, attempt)),
-            prompt_computed: false,
-            output_tokens: None,
-        }
+        Self { prefill, decode, attempt: Some((queue, attempt)), prompt_computed: false, output_tokens: None }
     }
 
     /// Guard of a request that bypasses the scheduler.
     pub(super) fn passthrough(endpoint: Arc<UpstreamEndpoint>) -> Self {
         Self {
             prefill: EngineInFlightGuard::new(endpoint),
-            _decode: None,
+            decode: None,
             attempt: None,
             prompt_computed: true,
             output_tokens: None,
@@ -52,6 +46,11 @@ impl InFlightGuard {
     /// The engine that computes the prompt.
     pub(crate) fn prefill_endpoint(&self) -> &Arc<UpstreamEndpoint> {
         self.prefill.endpoint()
+    }
+
+    /// The engine that answers the client.
+    pub(crate) fn main_endpoint(&self) -> &Arc<UpstreamEndpoint> {
+        self.decode.as_ref().unwrap_or(&self.prefill).endpoint()
     }
 
     /// The prompt has been computed. `usage` holds its engine's token counts, if already reported.

@@ -83,6 +83,8 @@ fn single_sample_request(
         routing: fields,
         request,
         return_hint: routed.return_hint,
+        session_route: routed.session_route.clone(),
+        stored: routed.stored.clone(),
         prompt_prediction: routed.prompt_prediction.clone(),
         model: routed.model.clone(),
     })

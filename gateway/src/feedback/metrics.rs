@@ -21,6 +21,7 @@ use super::legs::LegMetrics;
 use super::overload::OverloadMetrics;
 use super::prompt_reports::PromptReportMetrics;
 use super::request_counters::{RequestCounters, RequestTotals};
+use super::sessions::SessionMetrics;
 use super::shared_queue::SharedQueueMetrics;
 use super::silence::SilenceMetrics;
 use super::tokenize::TokenizeMetrics;
@@ -69,6 +70,7 @@ pub(crate) struct GatewayMetrics {
     pub(crate) feeds: Arc<EventFeedMetrics>,
     pub(crate) store: Arc<StoreViewMetrics>,
     pub(crate) prompt_reports: PromptReportMetrics,
+    pub(crate) sessions: SessionMetrics,
     pub(crate) shared_queue: SharedQueueMetrics,
     predict: Histogram,
     pub(super) index_blocks: Gauge,
@@ -148,6 +150,7 @@ impl GatewayMetrics {
             feeds: Arc::new(EventFeedMetrics::register(&mut registry)),
             store: Arc::new(StoreViewMetrics::register(&mut registry)),
             prompt_reports: PromptReportMetrics::register(&mut registry),
+            sessions: SessionMetrics::register(&mut registry),
             shared_queue: SharedQueueMetrics::register(&mut registry),
             predict: registry.register(
                 "moongate_prediction_seconds",

@@ -13,6 +13,7 @@ mod prediction_causes;
 mod prompt_reports;
 mod request;
 mod request_counters;
+mod sessions;
 mod shared_queue;
 mod silence;
 mod spans;
@@ -28,7 +29,7 @@ pub(crate) use prediction_causes::PredictedEngine;
 pub(crate) use prompt_reports::{
     HintSource, PromptHint, PromptReportQueue, StoredPrompt, run_prompt_reports,
 };
-pub(crate) use request::{RequestRecorder, TtftPrediction};
+pub(crate) use request::{RequestRecorder, ResponseCapture, TtftPrediction};
 pub(crate) use request_counters::RequestTotals;
 pub(crate) use shared_queue::SharedQueueMetrics;
 pub(crate) use silence::RedispatchReason;

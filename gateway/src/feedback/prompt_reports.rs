@@ -39,6 +39,8 @@ pub(crate) enum HintSource {
     Body,
     /// A response that requests tool calls.
     ToolCalls,
+    /// A session that has returned before.
+    Session,
 }
 
 impl HintSource {
@@ -47,6 +49,7 @@ impl HintSource {
             Self::Header => "header",
             Self::Body => "body",
             Self::ToolCalls => "tool_calls",
+            Self::Session => "session",
         }
     }
 }
@@ -80,7 +83,7 @@ impl PromptReportMetrics {
         let metrics = Self {
             hints: registry.register(
                 "moongate_return_hints_total",
-                "Requests with a hint whether their prompt will be used again, by its source: the header, members of the body, or tool calls in the response",
+                "Requests with a hint whether their prompt will be used again, by its source: the header, members of the body, tool calls in the response, or a session that has returned before",
                 Family::default(),
             ),
             outcomes: registry.register(
@@ -89,9 +92,13 @@ impl PromptReportMetrics {
                 Family::default(),
             ),
         };
-        for (returns, source) in
-            [("never", "header"), ("expected", "header"), ("expected", "body"), ("expected", "tool_calls")]
-        {
+        for (returns, source) in [
+            ("never", "header"),
+            ("expected", "header"),
+            ("expected", "body"),
+            ("expected", "tool_calls"),
+            ("expected", "session"),
+        ] {
             drop(metrics.hints.get_or_create(&HintLabels { returns, source }));
         }
         for outcome in ["sent", "dropped", "failed", "unsupported", "without_blocks"] {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::StatusCode;
 use tokio::time::Instant;
 
@@ -15,6 +16,7 @@ use crate::error::ApiError;
 use crate::fleet::UpstreamEndpoint;
 use crate::request_body::InferenceApi;
 use crate::response::{ResponseFinish, TokenUsage};
+use crate::stored_responses::ResponseStore;
 
 /// A first token is mispredicted if it takes less than half or more than twice the prediction, beyond this tolerance.
 const TTFT_TOLERANCE: Duration = Duration::from_secs(1);
@@ -33,6 +35,14 @@ impl TtftPrediction {
     }
 }
 
+/// Where a response is stored, with the conversation that led to it.
+#[derive(Debug)]
+pub(crate) struct ResponseCapture {
+    pub(crate) store: Arc<ResponseStore>,
+    pub(crate) tenant: Option<u64>,
+    pub(crate) input_items: Bytes,
+}
+
 /// Counts one request exactly once: completed, failed, rejected, or abandoned by its client (if dropped earlier).
 #[derive(Debug)]
 pub(crate) struct RequestRecorder {
@@ -47,6 +57,8 @@ pub(crate) struct RequestRecorder {
     ttft_prediction: Option<TtftPrediction>,
     /// Predicted hits of the engine that computes the prompt, and the model's name.
     expected_hits: Option<(ExpectedHits, Arc<str>)>,
+    /// Where a response is stored when it is complete.
+    response_capture: Option<ResponseCapture>,
     /// What to report to the store's master when the response is complete.
     prompt_report: Option<PromptReport>,
     /// The tenant's quota counts the request until its end.
@@ -73,6 +85,7 @@ impl RequestRecorder {
             prefill: None,
             ttft_prediction: None,
             expected_hits: None,
+            response_capture: None,
             prompt_report: None,
             permit: None,
             ended: false,
@@ -104,6 +117,11 @@ impl RequestRecorder {
         self.prompt_report = Some(report);
     }
 
+    /// Sets where the response is stored.
+    pub(crate) fn set_response_capture(&mut self, capture: ResponseCapture) {
+        self.response_capture = Some(capture);
+    }
+
     /// Sets the predicted time of a stream's first token.
     pub(crate) fn set_ttft_prediction(&mut self, prediction: Option<TtftPrediction>) {
         self.ttft_prediction = prediction;
@@ -132,14 +150,18 @@ impl RequestRecorder {
         }
     }
 
-    /// The response is complete, with its token counts and those of its prefill. `write_finish` fills in id and finish reasons, if
-    /// they are needed.
+    /// The response is complete, with its token counts and those of its prefill. `last` is its JSON, or that of its stream's last event.
+    /// `write_finish` fills in id and finish reasons, if they are needed.
     pub(crate) fn completed(
         &mut self,
         usage: Option<TokenUsage>,
         prefill: Option<TokenUsage>,
+        last: &[u8],
         write_finish: impl FnOnce(&mut ResponseFinish),
     ) {
+        if let Some(ResponseCapture { store, tenant, input_items }) = self.response_capture.take() {
+            store.insert(tenant, input_items, last);
+        }
         if let Some(endpoint) = &self.prefill {
             let reported = prefill.or(usage);
             endpoint.prompt_counters.record_completed(

@@ -27,6 +27,8 @@ pub(super) struct RequestContent {
     pub(super) parsed: ParsedContent,
     /// Whether anything was removed from the body.
     pub(super) stripped: bool,
+    /// Whether the body is not the one that was received.
+    pub(super) is_copy: bool,
 }
 
 /// Fields that the gateway parses from a request's body.
@@ -49,7 +51,12 @@ pub(super) fn read_content(
     let unsupported = |text: String| ApiError::new(ApiErrorCode::UnsupportedMediaType, text);
     if api == InferenceApi::Other {
         if body.is_empty() {
-            return Ok(RequestContent { body, parsed: ParsedContent::default(), stripped: false });
+            return Ok(RequestContent {
+                body,
+                parsed: ParsedContent::default(),
+                stripped: false,
+                is_copy: false,
+            });
         }
         if media_type == MediaType::UrlEncoded {
             // A JSON text can be a valid form as well: an engine would find other fields in it than the gateway.
@@ -68,7 +75,12 @@ pub(super) fn read_content(
                 .ok_or_else(|| unsupported("the request has no Content-Type".to_owned()))?;
             let (body, stripped) = without_transfer_fields(content_type, body)
                 .map_err(|error| ApiError::new(ApiErrorCode::InvalidRequest, error.to_string()))?;
-            return Ok(RequestContent { body, parsed: ParsedContent::default(), stripped });
+            return Ok(RequestContent {
+                body,
+                parsed: ParsedContent::default(),
+                stripped,
+                is_copy: stripped,
+            });
         }
     }
     let parsed = match describe_body(gateway, api, parts, &body) {
@@ -85,7 +97,7 @@ pub(super) fn read_content(
         parsed => parsed?,
     };
     if !parsed.fields.has_transfer_members {
-        return Ok(RequestContent { body, parsed, stripped: false });
+        return Ok(RequestContent { body, parsed, stripped: false, is_copy: false });
     }
     let body = without_transfer_members(body).map_err(|_| {
         ApiError::new(
@@ -94,10 +106,11 @@ pub(super) fn read_content(
         )
     })?;
     let parsed = describe_body(gateway, api, parts, &body)?;
-    Ok(RequestContent { body, parsed, stripped: true })
+    Ok(RequestContent { body, parsed, stripped: true, is_copy: true })
 }
 
-fn describe_body(
+/// Parses a body without members that steer KV transfer.
+pub(super) fn describe_body(
     gateway: &GatewayContext,
     api: InferenceApi,
     parts: &Parts,

@@ -6,6 +6,7 @@ use axum::body::Body;
 use futures_util::future::try_join_all;
 use http::header::AUTHORIZATION;
 use http::{HeaderValue, Request, Response};
+use mooncake_wire::admin::ReturnHint;
 use moongate_discovery::EngineRegistry;
 use moongate_runtime::SecretString;
 use moongate_telemetry::Tracer;
@@ -14,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::body::{BodyReader, no_memory};
 use super::content::{ParsedContent, RequestContent, read_content};
+use super::conversation::with_stored_responses;
 use super::cross_origin::CorsOrigin;
 use super::engine_error::engine_error;
 use super::fleet::FleetStatusCache;
@@ -27,13 +29,20 @@ use crate::access::{AccessControl, AuthenticatedCaller, QuotaPermit};
 use crate::decide::QueueServer;
 use crate::dispatch::{DispatchError, RequestDispatcher, fan_out};
 use crate::error::{ApiError, ApiErrorCode, ErrorFormat};
-use crate::feedback::{DecisionHistory, GatewayMetrics, PromptReportQueue, RequestRecorder, RequestSpan};
+use crate::feedback::{
+    DecisionHistory, GatewayMetrics, HintSource, PromptHint, PromptReportQueue, RequestRecorder, RequestSpan,
+    ResponseCapture,
+};
+use crate::fleet::UpstreamEndpoint;
 use crate::kv_index::KvIndex;
+use crate::legs::{ResponsePayload, ResponseStart};
 use crate::memory::MemoryBudget;
 use crate::predict::{CacheHitPredictor, PredictionError, PromptPrediction, RequestPrompt};
 use crate::relay::{DispatchedResponse, RelayedRequest};
 use crate::request_body::InferenceApi;
 use crate::routed_request::RoutedRequest;
+use crate::sessions::{SessionRoute, SessionRoutes, session};
+use crate::stored_responses::{ResponseOwners, ResponseStore, response_id};
 
 /// Shared state of all request handlers.
 #[derive(Debug)]
@@ -50,6 +59,10 @@ pub(crate) struct GatewayContext {
     pub(crate) priority_headers: TenantPriorityHeaders,
     pub(crate) decisions: Arc<DecisionHistory>,
     pub(crate) fleet_status: FleetStatusCache,
+    pub(crate) sessions: SessionRoutes,
+    pub(crate) response_owners: ResponseOwners,
+    /// Responses that the gateway stores itself, with `--response-store`.
+    pub(crate) response_store: Option<Arc<ResponseStore>>,
     /// Decisions for other gateways, with `--queue-peer`.
     pub(crate) queue_server: Option<QueueServer>,
     /// Registry of engines, with `--registration`.
@@ -152,6 +165,8 @@ async fn dispatch(
     if !fan_out::is_needed(&dispatcher.fleet.current(), &routed) {
         let started = dispatcher.dispatch(&routed, span).await?;
         let prefill = started.in_flight.prefill_endpoint();
+        record_session(gateway, &routed, prefill);
+        record_stored_response(gateway, &routed, &started, recorder);
         if let Some(reports) = &gateway.prompt_reports {
             let prediction = routed.prompt_prediction.as_ref();
             let tenant = routed.request.as_ref().and_then(|request| request.tenant);
@@ -160,9 +175,9 @@ async fn dispatch(
                 .and_then(|(prediction, slot)| prediction.stored_prompt(slot))
             {
                 Some(prompt) => {
-                    recorder.set_prompt_report(reports.report(prompt, routed.return_hint, tenant));
+                    recorder.set_prompt_report(reports.report(prompt, expected_return(&routed), tenant));
                 }
-                None if routed.return_hint.is_some() => reports.record_without_blocks(),
+                None if expected_return(&routed).is_some() => reports.record_without_blocks(),
                 None => {}
             }
         }
@@ -172,6 +187,47 @@ async fn dispatch(
     let started = try_join_all(samples.iter().map(|sample| dispatcher.dispatch(sample, span))).await?;
     let response = DispatchedResponse::of_samples(relayed(gateway, &routed), started).await;
     Ok((routed, response.map_err(DispatchError::Error)?))
+}
+
+/// The client's hint, or that of a session that has returned before: it will return again.
+fn expected_return(routed: &RoutedRequest) -> Option<PromptHint> {
+    let of_session = PromptHint { returns: ReturnHint::Expected, source: HintSource::Session };
+    routed.return_hint.or(routed.session_route.as_ref().map(|_| of_session))
+}
+
+/// Records where a session's request went.
+fn record_session(gateway: &GatewayContext, routed: &RoutedRequest, prefill: &UpstreamEndpoint) {
+    let Some(request) = &routed.request else { return };
+    let Some(session) = request.session else { return };
+    gateway.metrics.sessions.record(routed.session_route.is_some(), routed.prompt_prediction.is_some());
+    let route = SessionRoute { engine: prefill.id.clone(), prompt_tokens: request.input_tokens };
+    gateway.sessions.record(session, route);
+}
+
+/// Records which engine makes a response of OpenAI's Responses API, and where the gateway is to store it.
+fn record_stored_response(
+    gateway: &GatewayContext,
+    routed: &RoutedRequest,
+    started: &ResponseStart,
+    recorder: &mut RequestRecorder,
+) {
+    if routed.api != InferenceApi::Responses {
+        return;
+    }
+    let start = match &started.payload {
+        ResponsePayload::Complete(body, _) => body,
+        ResponsePayload::Streaming { first, .. } => first,
+    };
+    if let Some(id) = response_id(start) {
+        gateway.response_owners.record(id, started.in_flight.main_endpoint().id.clone());
+    }
+    if let (Some(store), Some(input_items)) = (&gateway.response_store, &routed.stored.input_items) {
+        recorder.set_response_capture(ResponseCapture {
+            store: store.clone(),
+            tenant: routed.request.as_ref().and_then(|request| request.tenant),
+            input_items: input_items.clone(),
+        });
+    }
 }
 
 /// What the response depends on.
@@ -201,13 +257,18 @@ pub(super) async fn read(
     };
     let body = gateway.bodies.collect(&mut parts, body).await?;
     let caller = parts.extensions.get::<AuthenticatedCaller>();
-    let RequestContent { mut body, parsed, mut stripped } =
-        read_content(gateway, api, &parts, media_type, body)?;
-    if stripped {
-        // The sanitized body is a copy; the reservation of the original ended with it.
+    let content = read_content(gateway, api, &parts, media_type, body)?;
+    let (content, stored) = with_stored_responses(gateway, api, &parts, content)?;
+    let RequestContent { mut body, parsed, mut stripped, is_copy } = content;
+    if is_copy {
+        // The reservation of the original ended with it.
         body = gateway.bodies.memory.reserve(body.len()).map_err(|_| no_memory())?.attach(body);
     }
-    let ParsedContent { request, model, fields } = parsed;
+    let ParsedContent { mut request, model, fields } = parsed;
+    let session_route = request.as_mut().and_then(|request| {
+        request.session = session(&parts.headers, &fields, request.tenant);
+        gateway.sessions.get(request.session?)
+    });
     let return_hint = return_hint(&parts.headers, &fields)?;
     // Engines only need the path: the authority of an absolute-form request is the gateway's.
     let uri = parts.uri.path_and_query().map_or("/", |path| path.as_str()).parse();
@@ -235,6 +296,8 @@ pub(super) async fn read(
         routing: fields,
         request,
         return_hint,
+        session_route,
+        stored,
         prompt_prediction: None,
         model,
     })

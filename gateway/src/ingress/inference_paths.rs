@@ -5,47 +5,36 @@ use std::str::FromStr;
 
 use super::request_target::canonical_path;
 
-/// Methods allowed on a path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum AllowedMethods {
-    Post,
-    Get,
-    GetAndDelete,
-}
-
-/// Inference paths of vLLM 0.32 and SGLang 0.5.23 that are passed through to one engine. `{id}` is one segment.
-pub(super) const INFERENCE_PATHS: [(&str, AllowedMethods); 31] = [
-    ("/classify", AllowedMethods::Post),
-    ("/cohere/v2/chat", AllowedMethods::Post),
-    ("/detokenize", AllowedMethods::Post),
-    ("/encode", AllowedMethods::Post),
-    ("/generative_scoring", AllowedMethods::Post),
-    ("/parse_function_call", AllowedMethods::Post),
-    ("/pooling", AllowedMethods::Post),
-    ("/rerank", AllowedMethods::Post),
-    ("/score", AllowedMethods::Post),
-    ("/separate_reasoning", AllowedMethods::Post),
-    ("/tokenize", AllowedMethods::Post),
-    ("/v1/audio/speech", AllowedMethods::Post),
-    ("/v1/audio/transcriptions", AllowedMethods::Post),
-    ("/v1/audio/translations", AllowedMethods::Post),
-    ("/v1/chat/completions/batch", AllowedMethods::Post),
-    ("/v1/classify", AllowedMethods::Post),
-    ("/v1/decisions", AllowedMethods::Post),
-    ("/v1/detokenize", AllowedMethods::Post),
-    ("/v1/embeddings", AllowedMethods::Post),
-    ("/v1/images/generations", AllowedMethods::Post),
-    ("/v1/messages/count_tokens", AllowedMethods::Post),
-    ("/v1/moderations", AllowedMethods::Post),
-    ("/v1/rerank", AllowedMethods::Post),
-    ("/v1/responses/{id}", AllowedMethods::GetAndDelete),
-    ("/v1/responses/{id}/cancel", AllowedMethods::Post),
-    ("/v1/responses/{id}/input_items", AllowedMethods::Get),
-    ("/v1/score", AllowedMethods::Post),
-    ("/v1/systemone", AllowedMethods::Post),
-    ("/v1/tokenize", AllowedMethods::Post),
-    ("/v2/embed", AllowedMethods::Post),
-    ("/v2/rerank", AllowedMethods::Post),
+/// Inference paths of vLLM 0.32 and SGLang 0.5.23 that are passed through to one engine. All of them are POSTed to.
+pub(super) const INFERENCE_PATHS: [&str; 28] = [
+    "/classify",
+    "/cohere/v2/chat",
+    "/detokenize",
+    "/encode",
+    "/generative_scoring",
+    "/parse_function_call",
+    "/pooling",
+    "/rerank",
+    "/score",
+    "/separate_reasoning",
+    "/tokenize",
+    "/v1/audio/speech",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/v1/chat/completions/batch",
+    "/v1/classify",
+    "/v1/decisions",
+    "/v1/detokenize",
+    "/v1/embeddings",
+    "/v1/images/generations",
+    "/v1/messages/count_tokens",
+    "/v1/moderations",
+    "/v1/rerank",
+    "/v1/score",
+    "/v1/systemone",
+    "/v1/tokenize",
+    "/v2/embed",
+    "/v2/rerank",
 ];
 
 /// Inference paths that accept a form with a file, besides JSON.
@@ -142,7 +131,7 @@ impl InferencePath {
 
 /// Whether the path accepts forms. Configured paths accept whatever their engine accepts.
 pub(super) fn takes_forms(path: &str) -> bool {
-    FORM_PATHS.contains(&path) || !INFERENCE_PATHS.iter().any(|(known, _)| *known == path)
+    FORM_PATHS.contains(&path) || !INFERENCE_PATHS.contains(&path)
 }
 
 /// Whether the path is never open to clients, whatever the settings.
@@ -195,7 +184,7 @@ mod tests {
 
     #[test]
     fn inference_paths_are_not_administrative() {
-        for (path, _) in INFERENCE_PATHS {
+        for path in INFERENCE_PATHS {
             assert!(!is_administrative(path), "{path}");
         }
     }

@@ -6,6 +6,7 @@ mod body;
 mod body_buffer;
 mod console;
 mod content;
+mod conversation;
 mod cross_origin;
 mod engine_administration;
 mod engine_error;
@@ -22,6 +23,7 @@ mod request_target;
 mod return_hint;
 mod router;
 mod shared_queue;
+mod stored_responses;
 mod tenant_priority;
 mod workers;
 

@@ -14,8 +14,9 @@ use super::authenticate;
 use super::content::model_error;
 use super::cross_origin;
 use super::handler::{GatewayContext, handle};
-use super::inference_paths::{AllowedMethods, INFERENCE_PATHS};
+use super::inference_paths::INFERENCE_PATHS;
 use super::request_checks::RequestChecks;
+use super::stored_responses;
 use crate::error::{ApiError, ApiErrorCode, ErrorFormat};
 use crate::request_body::InferenceApi;
 
@@ -23,15 +24,8 @@ use crate::request_body::InferenceApi;
 pub(crate) fn public_router(gateway: Arc<GatewayContext>) -> RequestChecks<Router> {
     let metrics = gateway.metrics.clone();
     let mut router = Router::new();
-    for (path, methods) in INFERENCE_PATHS {
-        router = router.route(
-            path,
-            match methods {
-                AllowedMethods::Post => post(passthrough),
-                AllowedMethods::Get => get(passthrough),
-                AllowedMethods::GetAndDelete => get(passthrough).delete(passthrough),
-            },
-        );
+    for path in INFERENCE_PATHS {
+        router = router.route(path, post(passthrough));
     }
     let mut router = router
         .route("/v1/chat/completions", generation(InferenceApi::Chat))
@@ -39,6 +33,9 @@ pub(crate) fn public_router(gateway: Arc<GatewayContext>) -> RequestChecks<Route
         .route("/v1/responses", generation(InferenceApi::Responses))
         .route("/v1/messages", generation(InferenceApi::Messages))
         .route("/generate", generation(InferenceApi::Generate))
+        .route("/v1/responses/{id}", get(stored_responses::response).delete(stored_responses::response))
+        .route("/v1/responses/{id}/cancel", post(stored_responses::cancel))
+        .route("/v1/responses/{id}/input_items", get(stored_responses::input_items))
         .route("/v1/models", get(models))
         .route("/v1/models/{*model}", get(model))
         .route("/health", get(health))

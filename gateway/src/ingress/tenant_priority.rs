@@ -2,7 +2,7 @@
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-use http::{HeaderMap, HeaderName};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use moongate_scheduler::RequestProfile;
 
 use crate::access::AuthenticatedCaller;
@@ -15,6 +15,14 @@ pub(crate) struct TenantPriorityHeaders {
 }
 
 impl TenantPriorityHeaders {
+    /// Hash of the tenant's name. An authenticated client belongs to its key's tenant, whatever its headers.
+    pub(super) fn tenant(&self, headers: &HeaderMap, caller: Option<&AuthenticatedCaller>) -> Option<u64> {
+        match caller {
+            Some(caller) => Some(hash(caller.tenant.as_bytes())),
+            None => headers_value(headers, self.tenant.as_ref()).map(|name| hash(name.as_bytes())),
+        }
+    }
+
     /// Sets tenant and priority from the client's key and headers.
     pub(super) fn apply(
         &self,
@@ -22,15 +30,15 @@ impl TenantPriorityHeaders {
         caller: Option<&AuthenticatedCaller>,
         request: RequestProfile,
     ) -> RequestProfile {
-        let value = |name: &Option<HeaderName>| headers.get(name.as_ref()?);
-        // An authenticated client belongs to its key's tenant, whatever its headers.
-        let tenant = match caller {
-            Some(caller) => Some(hash(caller.tenant.as_bytes())),
-            None => value(&self.tenant).map(|name| hash(name.as_bytes())),
-        };
-        let priority = value(&self.priority).and_then(|text| text.to_str().ok()?.trim().parse().ok());
+        let tenant = self.tenant(headers, caller);
+        let priority = headers_value(headers, self.priority.as_ref())
+            .and_then(|text| text.to_str().ok()?.trim().parse().ok());
         RequestProfile { tenant, priority: priority.unwrap_or(0), ..request }
     }
+}
+
+fn headers_value<'a>(headers: &'a HeaderMap, name: Option<&HeaderName>) -> Option<&'a HeaderValue> {
+    headers.get(name?)
 }
 
 fn hash(name: &[u8]) -> u64 {
@@ -41,7 +49,6 @@ fn hash(name: &[u8]) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
     use moongate_scheduler::ModelIndex;
 
     use super::*;

@@ -213,10 +213,10 @@ impl MergedStream {
             event["usage"] = usage;
             let text = event.to_string();
             let summary = ResponseSummary::read(text.as_bytes());
-            self.recorder.completed(summary.usage, None, |finish| finish.add(&summary));
+            self.recorder.completed(summary.usage, None, &[], |finish| finish.add(&summary));
             write_event(&mut out, &event);
         } else {
-            self.recorder.completed(None, None, |_| ());
+            self.recorder.completed(None, None, &[], |_| ());
         }
         out.extend_from_slice(b"data: [DONE]\n\n");
         Bytes::from(out)

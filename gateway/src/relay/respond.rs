@@ -82,7 +82,7 @@ impl DispatchedResponse {
             Self::Merged(head, body) => {
                 recorder.span().set_status(head.status());
                 recorder.set_sample_of_batch();
-                recorder.completed(TokenUsage::read(&body), None, |finish| {
+                recorder.completed(TokenUsage::read(&body), None, &body, |finish| {
                     finish.add(&ResponseSummary::read(&body));
                 });
                 head.map(|()| Body::from(body))
@@ -108,7 +108,9 @@ fn respond_single(
         ResponsePayload::Complete(body, usage) => {
             recorder.set_sample_of_batch();
             in_flight.record_response_complete(usage.map_or(0, |usage| usage.completion_tokens));
-            recorder.completed(usage, prefill_usage, |finish| finish.add(&ResponseSummary::read(&body)));
+            recorder.completed(usage, prefill_usage, &body, |finish| {
+                finish.add(&ResponseSummary::read(&body));
+            });
             Body::from(body)
         }
         ResponsePayload::Streaming { pair, first, framer } => {

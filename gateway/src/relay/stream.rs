@@ -101,7 +101,8 @@ impl ResponseRelay {
             .in_flight
             .record_response_complete(tokens.or(framer.map(SseFramer::events)).unwrap_or(0));
         if let Some(recorder) = &mut self.context.recorder {
-            recorder.completed(summary.usage, prefill_usage, |finish| {
+            let last = framer.map(|framer| framer.last_payload().as_ref()).unwrap_or_default();
+            recorder.completed(summary.usage, prefill_usage, last, |finish| {
                 finish.add(&previous);
                 finish.add(&summary);
             });
