@@ -36,18 +36,13 @@ const LISTED_DECISIONS: usize = 50;
 /// Routes of the admin listener.
 pub(crate) fn admin_router(gateway: Arc<GatewayContext>) -> RequestChecks<Router> {
     let gateway_metrics = gateway.metrics.clone();
-    let router = Router::new()
+    let router = predict::add_routes(Router::new())
         .route("/metrics", get(metrics))
         .route("/health", get(health))
         .route("/ready", get(ready))
         .route("/debug/decisions", get(decisions))
         .route("/debug/decisions/{id}", get(decision))
         .route("/debug/fleet", get(fleet::fleet))
-        .route("/debug/predict/v1/chat/completions", post(predict::chat))
-        .route("/debug/predict/v1/completions", post(predict::completions))
-        .route("/debug/predict/generate", post(predict::generate))
-        .route("/debug/tokens/v1/chat/completions", post(predict::chat_tokens))
-        .route("/debug/tokens/v1/completions", post(predict::completions_tokens))
         .route("/workers", get(workers::list).post(workers::register))
         .route("/workers/{*id}", get(workers::one).delete(workers::remove))
         .route("/queue/identity", get(shared_queue::identity))

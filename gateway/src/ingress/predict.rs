@@ -4,8 +4,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
+use axum::routing::post;
 use http::{HeaderValue, Response, StatusCode};
 use moongate_scheduler::InstanceIndex;
 use serde_json::{Map, Value, json};
@@ -16,19 +18,21 @@ use crate::error::ErrorFormat;
 use crate::predict::{PredictionError, PromptPrediction, RequestPrompt};
 use crate::request_body::InferenceApi;
 
-/// Predicts for the body of a chat completion.
-pub(super) async fn chat(gateway: State<Arc<GatewayContext>>, request: Request) -> Response<Body> {
-    predict(&gateway, InferenceApi::Chat, request).await
-}
-
-/// Predicts for the body of a completion.
-pub(super) async fn completions(gateway: State<Arc<GatewayContext>>, request: Request) -> Response<Body> {
-    predict(&gateway, InferenceApi::Completions, request).await
-}
-
-/// Predicts for the body of SGLang's `/generate`.
-pub(super) async fn generate(gateway: State<Arc<GatewayContext>>, request: Request) -> Response<Body> {
-    predict(&gateway, InferenceApi::Generate, request).await
+/// Adds the paths of all APIs.
+pub(super) fn add_routes(mut router: Router<Arc<GatewayContext>>) -> Router<Arc<GatewayContext>> {
+    for api in InferenceApi::ALL {
+        let Some(path) = api.path() else { continue };
+        let predict = move |gateway: State<Arc<GatewayContext>>, request: Request| async move {
+            predict(&gateway, api, request).await
+        };
+        let tokens = move |gateway: State<Arc<GatewayContext>>, request: Request| async move {
+            tokens(&gateway, api, request).await
+        };
+        router = router
+            .route(&format!("/debug/predict{path}"), post(predict))
+            .route(&format!("/debug/tokens{path}"), post(tokens));
+    }
+    router
 }
 
 async fn predict(gateway: &GatewayContext, api: InferenceApi, request: Request) -> Response<Body> {
@@ -44,19 +48,6 @@ async fn predict(gateway: &GatewayContext, api: InferenceApi, request: Request) 
         Err(error) => error_json(&error),
     };
     router::json(StatusCode::OK, &response)
-}
-
-/// Tokenizes the body of a chat completion.
-pub(super) async fn chat_tokens(gateway: State<Arc<GatewayContext>>, request: Request) -> Response<Body> {
-    tokens(&gateway, InferenceApi::Chat, request).await
-}
-
-/// Tokenizes the body of a completion.
-pub(super) async fn completions_tokens(
-    gateway: State<Arc<GatewayContext>>,
-    request: Request,
-) -> Response<Body> {
-    tokens(&gateway, InferenceApi::Completions, request).await
 }
 
 async fn tokens(gateway: &GatewayContext, api: InferenceApi, request: Request) -> Response<Body> {
