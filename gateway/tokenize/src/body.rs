@@ -3,11 +3,14 @@
 use minijinja::Value;
 use serde::Deserialize;
 
-use crate::chat::{self, MediaReference};
+use crate::api::ConversationApi;
+use crate::chat::{self, MediaReference, MessagesBody, ResponsesBody, TemplateRules};
+use crate::dialect::PromptDialect;
 use crate::error::PromptError;
 use crate::truncation::PromptTruncation;
 
-/// Members of a `/v1/chat/completions` body that determine the prompt. Objects keep the order of their members: templates print them.
+/// Members of a `/v1/chat/completions` body that determine the prompt, or what an engine converts a body of another API to. Objects keep
+/// the order of their members: templates print them.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct ChatBody {
     pub(crate) messages: Vec<Value>,
@@ -43,6 +46,9 @@ pub struct ChatBody {
     pub(crate) input_ids: Option<Vec<u32>>,
     #[serde(default)]
     pub(crate) session_params: Option<serde::de::IgnoredAny>,
+    /// The API that the body was converted from.
+    #[serde(skip)]
+    pub(crate) api: ConversationApi,
     /// Size of the body in bytes, an estimate of the prompt's size.
     #[serde(skip)]
     pub(crate) bytes: usize,
@@ -81,6 +87,24 @@ impl ChatBody {
     pub fn truncation(&self) -> Result<Option<PromptTruncation>, PromptError> {
         let output = self.max_completion_tokens.or(self.max_tokens).unwrap_or(0.0);
         PromptTruncation::read(self.truncate_prompt_tokens, self.truncation_side.as_deref(), output > 0.0)
+    }
+
+    /// Parses a body of `api` as `engine` does for a model whose template renders system messages anywhere. That is enough for
+    /// [`ChatBody::check_text`] and [`ChatBody::media`]; prompts need [`crate::PromptTokenizer::read_conversation`].
+    ///
+    /// # Errors
+    /// See [`crate::PromptTokenizer::read_conversation`].
+    pub fn parse_conversation(
+        api: ConversationApi,
+        engine: PromptDialect,
+        body: &[u8],
+    ) -> Result<ChatBody, PromptError> {
+        let rules = TemplateRules { merges_systems: false, effort_without_thinking: &|| "none" };
+        match api {
+            ConversationApi::Chat => ChatBody::parse(body),
+            ConversationApi::Messages => MessagesBody::parse(body)?.to_chat(engine, &rules),
+            ConversationApi::Responses => ResponsesBody::parse(body)?.to_chat(engine, &rules),
+        }
     }
 
     /// Parses a body of a chat completion.

@@ -15,7 +15,8 @@ use moka::sync::Cache;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::body::{ChatBody, malformed};
+use crate::body::ChatBody;
+use crate::chat::{MessagesBody, ResponsesBody, ResponsesInput};
 use crate::error::PromptError;
 
 /// Smaller bodies are not cached: parsing them takes some microseconds.
@@ -73,11 +74,102 @@ struct CachedMessage {
     end: usize,
 }
 
+/// A body with a list that grows with every turn of its conversation: its messages, or the items of its input.
+pub(crate) trait GrowingBody: Sized {
+    /// Name of the list. Bodies whose lists have other names never share an entry.
+    const LIST: &'static str;
+
+    fn parse(body: &[u8]) -> Result<Self, PromptError>;
+
+    /// The elements of the list.
+    fn turns(&self) -> &[Value];
+
+    /// The body of `bytes` bytes with another list.
+    fn with_turns(self, turns: Vec<Value>, bytes: usize) -> Self;
+
+    /// The elements of the list as they are written.
+    fn raw_turns(body: &[u8]) -> serde_json::Result<Vec<&RawValue>>;
+}
+
 /// The raw messages of a body.
 #[derive(Deserialize)]
-struct RawChatBody<'a> {
+struct RawMessages<'a> {
     #[serde(borrow)]
     messages: Vec<&'a RawValue>,
+}
+
+/// The raw items of a body's input.
+#[derive(Deserialize)]
+struct RawInput<'a> {
+    #[serde(borrow)]
+    input: Vec<&'a RawValue>,
+}
+
+const MESSAGES: &str = "messages";
+
+impl GrowingBody for ChatBody {
+    const LIST: &'static str = MESSAGES;
+
+    fn parse(body: &[u8]) -> Result<ChatBody, PromptError> {
+        ChatBody::parse(body)
+    }
+
+    fn turns(&self) -> &[Value] {
+        &self.messages
+    }
+
+    fn with_turns(self, messages: Vec<Value>, bytes: usize) -> ChatBody {
+        ChatBody { messages, bytes, ..self }
+    }
+
+    fn raw_turns(body: &[u8]) -> serde_json::Result<Vec<&RawValue>> {
+        Ok(serde_json::from_slice::<RawMessages<'_>>(body)?.messages)
+    }
+}
+
+impl GrowingBody for MessagesBody {
+    const LIST: &'static str = MESSAGES;
+
+    fn parse(body: &[u8]) -> Result<MessagesBody, PromptError> {
+        MessagesBody::parse(body)
+    }
+
+    fn turns(&self) -> &[Value] {
+        &self.messages
+    }
+
+    fn with_turns(mut self, messages: Vec<Value>, bytes: usize) -> MessagesBody {
+        (self.messages, self.bytes) = (messages, bytes);
+        self
+    }
+
+    fn raw_turns(body: &[u8]) -> serde_json::Result<Vec<&RawValue>> {
+        Ok(serde_json::from_slice::<RawMessages<'_>>(body)?.messages)
+    }
+}
+
+impl GrowingBody for ResponsesBody {
+    const LIST: &'static str = "input";
+
+    fn parse(body: &[u8]) -> Result<ResponsesBody, PromptError> {
+        ResponsesBody::parse(body)
+    }
+
+    fn turns(&self) -> &[Value] {
+        match &self.input {
+            ResponsesInput::Items(items) => items,
+            ResponsesInput::Text(_) => &[],
+        }
+    }
+
+    fn with_turns(mut self, items: Vec<Value>, bytes: usize) -> ResponsesBody {
+        (self.input, self.bytes) = (ResponsesInput::Items(items), bytes);
+        self
+    }
+
+    fn raw_turns(body: &[u8]) -> serde_json::Result<Vec<&RawValue>> {
+        Ok(serde_json::from_slice::<RawInput<'_>>(body)?.input)
+    }
 }
 
 impl ModelBodyCache {
@@ -86,37 +178,38 @@ impl ModelBodyCache {
         ModelBodyCache { cache, owner, hasher: RandomState::default() }
     }
 
-    /// Parses a body, with the same result as [`ChatBody::parse`].
-    pub(crate) fn read(&self, body: &[u8]) -> Result<ChatBody, PromptError> {
+    /// Parses a body, with the same result as its type's `parse`.
+    pub(crate) fn read<B: GrowingBody>(&self, body: &[u8]) -> Result<B, PromptError> {
         if body.len() < MIN_CACHED_BYTES {
-            return ChatBody::parse(body);
+            return B::parse(body);
         }
         if let Some(read) = self.find_continued(body) {
             return Ok(read);
         }
-        let read = ChatBody::parse(body)?;
-        if let Some((start, messages)) = located(body, 0, &read.messages) {
-            self.insert(body, start, messages);
+        let read = B::parse(body)?;
+        if let Some((start, messages)) = located::<B>(body, 0, read.turns()) {
+            self.insert(B::LIST, body, start, messages);
         }
         Ok(read)
     }
 
     /// Parses the new part of a body. `None` on any error: parsing the whole body gives the better message.
-    fn find_continued(&self, body: &[u8]) -> Option<ChatBody> {
-        let (start, mut messages) = self.find(body)?;
+    fn find_continued<B: GrowingBody>(&self, body: &[u8]) -> Option<B> {
+        let (start, mut messages) = self.find(B::LIST, body)?;
         let known = messages.last()?.end + 1;
         let rest = [&body[..start], &body[known..]].concat();
-        let read = ChatBody::parse(&rest).ok()?;
-        messages.extend(located(&rest, known - start, &read.messages)?.1);
+        let read = B::parse(&rest).ok()?;
+        messages.extend(located::<B>(&rest, known - start, read.turns())?.1);
         let values = messages.iter().map(|message| message.value.clone()).collect();
-        self.insert(body, start, messages);
-        Some(ChatBody { bytes: body.len(), messages: values, ..read })
+        self.insert(B::LIST, body, start, messages);
+        Some(read.with_turns(values, body.len()))
     }
 
     /// Offset of the first message, and the messages that an earlier body has too.
-    fn find(&self, body: &[u8]) -> Option<(usize, Vec<CachedMessage>)> {
+    fn find(&self, list: &str, body: &[u8]) -> Option<(usize, Vec<CachedMessage>)> {
         for comma in memmem::rfind_iter(body, b"},").map(|brace| brace + 1).take(MAX_LOOKUPS) {
-            let Some(BodyPrefixEntry { cached: kept, messages, .. }) = self.cache.get(&self.key(body, comma))
+            let Some(BodyPrefixEntry { cached: kept, messages, .. }) =
+                self.cache.get(&self.key(list, body, comma))
             else {
                 continue;
             };
@@ -131,7 +224,7 @@ impl ModelBodyCache {
         None
     }
 
-    fn insert(&self, body: &[u8], start: usize, messages: Vec<CachedMessage>) {
+    fn insert(&self, list: &str, body: &[u8], start: usize, messages: Vec<CachedMessage>) {
         let newest = messages.len().saturating_sub(INDEXED_ENDS);
         let edges: Vec<(usize, usize)> =
             messages.iter().enumerate().skip(newest).map(|(at, message)| (at + 1, message.end)).collect();
@@ -142,22 +235,28 @@ impl ModelBodyCache {
         let weight = u32::try_from(2 * body.len() / edges.len() + ENTRY_OVERHEAD_BYTES).unwrap_or(u32::MAX);
         let kept = Arc::new(CachedBody { body: body.into(), start, messages });
         for (messages, end) in edges {
-            self.cache
-                .insert(self.key(body, end), BodyPrefixEntry { cached: Arc::clone(&kept), messages, weight });
+            self.cache.insert(
+                self.key(list, body, end),
+                BodyPrefixEntry { cached: Arc::clone(&kept), messages, weight },
+            );
         }
     }
 
-    fn key(&self, body: &[u8], end: usize) -> (u32, u64) {
-        (self.owner, self.hasher.hash_one((end, &body[end.saturating_sub(WINDOW)..end])))
+    fn key(&self, list: &str, body: &[u8], end: usize) -> (u32, u64) {
+        (self.owner, self.hasher.hash_one((list, end, &body[end.saturating_sub(WINDOW)..end])))
     }
 }
 
 /// Offset of the messages in `text`, and each of `values` with its end; all offsets are increased by `skipped`.
-fn located(text: &[u8], skipped: usize, values: &[Value]) -> Option<(usize, Vec<CachedMessage>)> {
-    let written: RawChatBody<'_> = serde_json::from_slice(text).map_err(malformed).ok()?;
+fn located<B: GrowingBody>(
+    text: &[u8],
+    skipped: usize,
+    values: &[Value],
+) -> Option<(usize, Vec<CachedMessage>)> {
+    let written = B::raw_turns(text).ok()?;
     let place = |part: &str| part.as_ptr().addr().checked_sub(text.as_ptr().addr());
-    let start = place(written.messages.first()?.get())?;
-    let ends = written.messages.iter().map(|raw| Some(place(raw.get())? + raw.get().len() + skipped));
+    let start = place(written.first()?.get())?;
+    let ends = written.iter().map(|raw| Some(place(raw.get())? + raw.get().len() + skipped));
     let messages =
         ends.zip(values).map(|(end, value)| Some(CachedMessage { value: value.clone(), end: end? }));
     let messages: Vec<CachedMessage> = messages.collect::<Option<_>>()?;
@@ -182,7 +281,7 @@ mod tests {
     }
 
     fn same(bodies: &ModelBodyCache, body: &[u8]) {
-        let (fast, slow) = (bodies.read(body), ChatBody::parse(body));
+        let (fast, slow) = (bodies.read::<ChatBody>(body), ChatBody::parse(body));
         assert_eq!(format!("{fast:?}"), format!("{slow:?}"));
     }
 
@@ -195,11 +294,11 @@ mod tests {
         messages.push(json!({ "role": "assistant", "content": "new" }));
         messages.push(json!({ "role": "user", "content": "and more" }));
         let next = body(&messages);
-        let (start, known) = bodies.find(&next).unwrap();
+        let (start, known) = bodies.find(MESSAGES, &next).unwrap();
         assert_eq!((&next[..start], known.len()), (&br#"{"messages":["#[..], 4));
         same(&bodies, &next);
         assert!(
-            bodies.find(&next).is_some_and(|(_, known)| known.len() == 5),
+            bodies.find(MESSAGES, &next).is_some_and(|(_, known)| known.len() == 5),
             "its last message ends without a comma"
         );
         // The client drops the last two messages.

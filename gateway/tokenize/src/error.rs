@@ -110,6 +110,15 @@ pub enum PromptError {
     /// A feature whose effect on the prompt is not implemented.
     #[error("the effect of `{0}` on the prompt is not implemented")]
     UnsupportedMember(&'static str),
+    /// A block or item whose effect on the prompt is not implemented, or that engines reject.
+    #[error("the effect of a block of type `{0}` on the prompt is not implemented")]
+    UnsupportedContent(String),
+    /// The prompt begins with turns that are stored in the engine, not in the request.
+    #[error("`{0}` refers to turns that only the engine has; send them in the request")]
+    EngineState(&'static str),
+    /// The engine does not build the prompts of this model with its chat template.
+    #[error("prompts of {0} models are not built with a chat template")]
+    UnsupportedModel(&'static str),
     /// The tokenizer rejected the text.
     #[error("the tokenizer failed: {0}")]
     Tokenizer(String),

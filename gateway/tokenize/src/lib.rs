@@ -5,10 +5,11 @@
 //! Requests that it cannot reproduce exactly are rejected with a reason ([`PromptError`]). An error here could only cost a cache hit, never
 //! change a response, because the engine always receives the client's own bytes.
 //!
-//! Entry point: [`PromptTokenizer`], with [`PromptTokenizer::load`] once, [`PromptTokenizer::read_chat`] and
+//! Entry point: [`PromptTokenizer`], with [`PromptTokenizer::load`] once, [`PromptTokenizer::read_conversation`] and
 //! [`PromptTokenizer::tokenize_chat`] per request, and [`PromptTokenizer::cache_conversation`] when the caller has computed its data for
 //! the conversation.
 
+mod api;
 mod body;
 mod body_cache;
 mod caches;
@@ -25,6 +26,7 @@ mod template;
 mod tokenize;
 mod truncation;
 
+pub use api::ConversationApi;
 pub use body::{ChatBody, TextBody, TextPrompt};
 pub use caches::PromptCaches;
 pub use chat::{MediaModality, MediaReference};

@@ -1,13 +1,15 @@
 //! A model: its chat templates, its tokenizer, and its cached conversations.
 
 use std::path::Path;
+use std::sync::OnceLock;
 
 use minijinja::Value;
 
+use crate::api::ConversationApi;
 use crate::body::{ChatBody, TextPrompt};
 use crate::body_cache::ModelBodyCache;
 use crate::caches::PromptCaches;
-use crate::chat::{self, TemplateInput};
+use crate::chat::{self, MessagesBody, ResponsesBody, TemplateInput, TemplateRules};
 use crate::conversation_cache::ModelConversationCache;
 use crate::dialect::{ContentFormat, PromptDialect};
 use crate::error::{ModelLoadError, PromptError};
@@ -43,6 +45,9 @@ pub struct PromptTokenizer<S = ()> {
     tokenizer: Tokenizer,
     bodies: ModelBodyCache,
     conversations: ModelConversationCache<S>,
+    /// See [`TemplateRules`].
+    merges_systems: bool,
+    effort_without_thinking: OnceLock<&'static str>,
     limits: PromptLimits,
 }
 
@@ -97,10 +102,17 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
         }
         let (bodies, conversations) = caches.for_model();
         let variables = files.special_tokens.iter().cloned();
+        let (template, tool_template) = (compile(&files.default_template)?, compile(&files.tool_template)?);
         Ok(PromptTokenizer {
             engine,
-            template: compile(&files.default_template)?,
-            tool_template: compile(&files.tool_template)?,
+            merges_systems: chat::merges_systems(
+                engine,
+                template.as_ref().map(|model| &model.compiled),
+                tool_template.as_ref().map(|model| &model.compiled),
+            ),
+            effort_without_thinking: OnceLock::new(),
+            template,
+            tool_template,
             special_tokens: variables.map(|(name, token)| (name, Value::from(token))).collect(),
             tokenizer,
             bodies,
@@ -115,6 +127,41 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
     /// See [`ChatBody::parse`].
     pub fn read_chat(&self, body: &[u8]) -> Result<ChatBody, PromptError> {
         self.bodies.read(body)
+    }
+
+    /// Parses the body of a request of `api`, and converts it to a chat as the engine does; for a later turn of a cached conversation,
+    /// only the new messages are parsed.
+    ///
+    /// # Errors
+    /// See [`ChatBody::parse`]. Also [`PromptError::EngineState`], [`PromptError::UnsupportedContent`] or
+    /// [`PromptError::UnsupportedModel`] if the chat cannot be determined.
+    pub fn read_conversation(&self, api: ConversationApi, body: &[u8]) -> Result<ChatBody, PromptError> {
+        if api == ConversationApi::Chat {
+            return self.read_chat(body);
+        }
+        if self.template.as_ref().is_some_and(|template| chat::is_harmony(&template.compiled)) {
+            return Err(PromptError::UnsupportedModel("gpt-oss"));
+        }
+        let rules = TemplateRules {
+            merges_systems: self.merges_systems,
+            effort_without_thinking: &|| self.effort_without_thinking(),
+        };
+        if api == ConversationApi::Messages {
+            self.bodies.read::<MessagesBody>(body)?.to_chat(self.engine, &rules)
+        } else {
+            self.bodies.read::<ResponsesBody>(body)?.to_chat(self.engine, &rules)
+        }
+    }
+
+    fn effort_without_thinking(&self) -> &'static str {
+        self.effort_without_thinking.get_or_init(|| {
+            chat::effort_without_thinking(|effort| {
+                let messages = chat::effort_test();
+                let body =
+                    ChatBody { messages, reasoning_effort: Some(Value::from(effort)), ..ChatBody::default() };
+                self.render_chat(&body, TemplateTime::utc(0)).ok()
+            })
+        })
     }
 
     /// The token ids of a chat completion, before [`ChatBody::truncation`].
@@ -209,7 +256,9 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
     }
 
     fn template_for(&self, body: &ChatBody) -> Result<&ModelTemplate, PromptError> {
-        let tools = body.tools.as_ref().is_some_and(|tools| !tools.is_empty());
+        // Another API's empty list of tools is one to the engine too.
+        let is_chat = body.api == ConversationApi::Chat;
+        let tools = body.tools.as_ref().is_some_and(|tools| !(is_chat && tools.is_empty()));
         let template = self.tool_template.as_ref().filter(|_| tools).or(self.template.as_ref());
         template.ok_or(PromptError::NoTemplate)
     }

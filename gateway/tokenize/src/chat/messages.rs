@@ -16,6 +16,23 @@ pub(super) fn has(object: &Value, name: &str) -> bool {
     object.get_attr(name).is_ok_and(|value| !value.is_undefined())
 }
 
+/// A text member of an object; `None` if it is missing or null.
+///
+/// # Errors
+/// [`PromptError::Malformed`] if it is not a text.
+pub(super) fn text_member(object: &Value, name: &str) -> Result<Option<String>, PromptError> {
+    let Some(value) = member(object, name) else { return Ok(None) };
+    match value.as_str() {
+        Some(text) => Ok(Some(text.to_owned())),
+        None => Err(PromptError::Malformed(format!("`{name}` is not a text"))),
+    }
+}
+
+/// The `type` of a part, block or item.
+pub(super) fn kind_of(object: &Value) -> Option<String> {
+    member(object, "type").and_then(|kind| kind.as_str().map(str::to_owned))
+}
+
 /// The message's role.
 pub(super) fn role(message: &Value) -> Result<String, PromptError> {
     let role = member(message, "role");

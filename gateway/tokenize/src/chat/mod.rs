@@ -1,10 +1,13 @@
 //! Converts a chat body to the engine's input of the chat template.
 
+mod anthropic;
 mod arguments;
 mod continuation;
 mod developer;
 mod media;
 mod messages;
+mod responses;
+mod rules;
 mod sglang;
 mod vllm;
 
@@ -15,9 +18,15 @@ use crate::body::ChatBody;
 use crate::dialect::{ContentFormat, PromptDialect};
 use crate::error::PromptError;
 
+pub(crate) use anthropic::MessagesBody;
 pub(crate) use continuation::{ContinuedMessage, cut};
 pub use media::{MediaModality, MediaReference};
 pub(crate) use media::{common_text, media, with_media, with_placeholders};
+pub(crate) use responses::{ResponsesBody, ResponsesInput};
+pub(crate) use rules::{TemplateRules, effort_test, effort_without_thinking, is_harmony, merges_systems};
+
+/// A line that one client puts before its system prompt; its value changes with every request, so vLLM drops it.
+const BILLING_LINE: &str = "x-anthropic-billing-header";
 
 /// The input of a template, and the processing of the rendered text.
 #[derive(Debug)]

@@ -5,14 +5,13 @@ use minijinja::value::ValueKind;
 
 use super::messages::{ContentPart, ObjectBuilder, has, items, member, pairs, part, role};
 use super::{
-    TemplateInput, arguments, client_variables, continuation, default_variable, developer, set_variable,
+    BILLING_LINE, TemplateInput, arguments, client_variables, continuation, default_variable, developer,
+    set_variable,
 };
+use crate::api::ConversationApi;
 use crate::body::ChatBody;
 use crate::dialect::ContentFormat;
 use crate::error::PromptError;
-
-/// A line that one client puts before its system prompt; its value changes with every request, so vLLM drops it.
-const BILLING_LINE: &str = "x-anthropic-billing-header";
 
 pub(super) fn prepare(
     format: ContentFormat,
@@ -166,7 +165,8 @@ fn replaced(mut members: Vec<(String, Value)>, name: &str, value: Value) -> Valu
 /// Tools as vLLM's own types serialize them: known members only, in the order of the type, missing ones as null.
 fn prepare_tools(body: &ChatBody) -> Result<Option<Vec<Value>>, PromptError> {
     let Some(tools) = &body.tools else { return Ok(None) };
-    if tools.is_empty() {
+    // Converted from another API, the list may be empty.
+    if tools.is_empty() && body.api == ConversationApi::Chat {
         return Err(PromptError::Malformed("`tools` is empty".to_owned()));
     }
     let prepared = tools.iter().map(|tool| {

@@ -13,11 +13,14 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 
 pub use clock::TemplateTime;
 pub(crate) use format::content_format;
+pub(crate) use python::strip;
 
 use crate::error::PromptError;
 use crate::model::PromptLimits;
 
 const NAME: &str = "chat";
+/// Maximum size of a rendered probe. Real ones have less than a kilobyte, most of it the template's own text.
+const MAX_PROBE_BYTES: usize = 1 << 20;
 
 /// A compiled template.
 #[derive(Debug)]
@@ -51,6 +54,20 @@ impl ChatTemplate {
         &self.source
     }
 
+    /// Renders messages as engines test a template at their start: without the variables and functions that only rendering a request
+    /// provides. `None` if the template fails.
+    pub(crate) fn probe(&self, messages: &[Value]) -> Option<String> {
+        // The engines' own test does not know the tag.
+        if self.source != generation::without_tags(&self.source) {
+            return None;
+        }
+        let mut env = self.env.clone();
+        env.remove_global("raise_exception");
+        let variables =
+            [("messages", Value::from(messages.to_vec())), ("add_generation_prompt", Value::from(false))];
+        render_bounded(&env, Value::from_pairs(variables), 0, MAX_PROBE_BYTES).ok()
+    }
+
     /// Renders with `variables`; `about_bytes` is the expected and `most_bytes` the maximum size of the text.
     ///
     /// # Errors
@@ -64,20 +81,29 @@ impl ChatTemplate {
     ) -> Result<String, PromptError> {
         let clock = Value::from_function(move |format: String| now.strftime(&format));
         let variables = variables.into_iter().chain([("strftime_now".to_owned(), clock)]);
-        let mut page = BoundedOutput {
-            text: Vec::with_capacity(about_bytes.min(most_bytes)),
-            max_bytes: most_bytes,
-            truncated: false,
-        };
-        let rendered = self.env.get_template(NAME).and_then(|template| {
-            template.render_captured_to(Value::from_pairs(variables), &mut page).map(drop)
-        });
-        match rendered {
-            Ok(()) => String::from_utf8(page.text).map_err(|error| PromptError::Template(error.to_string())),
-            Err(_) if page.truncated => Err(PromptError::TemplateLimit("output")),
-            Err(error) if error.kind() == ErrorKind::OutOfFuel => Err(PromptError::TemplateLimit("steps")),
-            Err(error) => Err(PromptError::Template(error.to_string())),
-        }
+        render_bounded(&self.env, Value::from_pairs(variables), about_bytes, most_bytes)
+    }
+}
+
+fn render_bounded(
+    env: &Environment<'_>,
+    variables: Value,
+    about_bytes: usize,
+    most_bytes: usize,
+) -> Result<String, PromptError> {
+    let mut page = BoundedOutput {
+        text: Vec::with_capacity(about_bytes.min(most_bytes)),
+        max_bytes: most_bytes,
+        truncated: false,
+    };
+    let rendered = env
+        .get_template(NAME)
+        .and_then(|template| template.render_captured_to(variables, &mut page).map(drop));
+    match rendered {
+        Ok(()) => String::from_utf8(page.text).map_err(|error| PromptError::Template(error.to_string())),
+        Err(_) if page.truncated => Err(PromptError::TemplateLimit("output")),
+        Err(error) if error.kind() == ErrorKind::OutOfFuel => Err(PromptError::TemplateLimit("steps")),
+        Err(error) => Err(PromptError::Template(error.to_string())),
     }
 }
 

@@ -58,6 +58,11 @@ fn is_space(character: char) -> bool {
     character.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&character)
 }
 
+/// The text without the white space around it.
+pub(crate) fn strip(text: &str) -> &str {
+    text.trim_matches(is_space)
+}
+
 fn stripped(text: &str, args: &[Value], start: bool, end: bool) -> Result<Value, Error> {
     let (characters,): (Option<&str>,) = from_args(args)?;
     let goes =
