@@ -24,6 +24,10 @@ pub(crate) enum TokenizeMethod {
     RenderChat,
     /// vLLM, with `--enable-scale-out`: takes the body of a completion.
     RenderText,
+    /// vLLM, with `--enable-scale-out`: takes the body of a Messages request.
+    RenderMessages,
+    /// vLLM, with `--enable-scale-out`: takes the body of a Responses request.
+    RenderResponses,
     /// Both engines: some members of a chat completion's body.
     TokenizeChat,
     /// Both engines: a text.
@@ -31,10 +35,15 @@ pub(crate) enum TokenizeMethod {
 }
 
 impl TokenizeMethod {
+    /// Number of methods.
+    pub(crate) const COUNT: usize = 6;
+
     pub(crate) fn uri(self) -> Uri {
         Uri::from_static(match self {
             TokenizeMethod::RenderChat => "/v1/chat/completions/render",
             TokenizeMethod::RenderText => "/v1/completions/render",
+            TokenizeMethod::RenderMessages => "/v1/messages/render",
+            TokenizeMethod::RenderResponses => "/v1/responses/render",
             TokenizeMethod::TokenizeChat | TokenizeMethod::TokenizeText => "/tokenize",
         })
     }
@@ -70,7 +79,7 @@ impl TokenizeOutcome {
 /// State of one engine's query methods.
 #[derive(Debug)]
 pub(crate) struct TokenizeMethods {
-    states: Mutex<[TokenizeMethodState; 4]>,
+    states: Mutex<[TokenizeMethodState; TokenizeMethod::COUNT]>,
     permits: Semaphore,
 }
 

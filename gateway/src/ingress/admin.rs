@@ -36,7 +36,7 @@ const LISTED_DECISIONS: usize = 50;
 /// Routes of the admin listener.
 pub(crate) fn admin_router(gateway: Arc<GatewayContext>) -> RequestChecks<Router> {
     let gateway_metrics = gateway.metrics.clone();
-    let router = predict::add_routes(Router::new())
+    let router = predict::routes()
         .route("/metrics", get(metrics))
         .route("/health", get(health))
         .route("/ready", get(ready))

@@ -18,21 +18,29 @@ use crate::error::ErrorFormat;
 use crate::predict::{PredictionError, PromptPrediction, RequestPrompt};
 use crate::request_body::InferenceApi;
 
-/// Adds the paths of all APIs.
-pub(super) fn add_routes(mut router: Router<Arc<GatewayContext>>) -> Router<Arc<GatewayContext>> {
-    for api in InferenceApi::ALL {
-        let Some(path) = api.path() else { continue };
-        let predict = move |gateway: State<Arc<GatewayContext>>, request: Request| async move {
+/// The paths of all APIs.
+pub(super) fn routes() -> Router<Arc<GatewayContext>> {
+    let predict = |api| {
+        post(move |gateway: State<Arc<GatewayContext>>, request: Request| async move {
             predict(&gateway, api, request).await
-        };
-        let tokens = move |gateway: State<Arc<GatewayContext>>, request: Request| async move {
+        })
+    };
+    let tokens = |api| {
+        post(move |gateway: State<Arc<GatewayContext>>, request: Request| async move {
             tokens(&gateway, api, request).await
-        };
-        router = router
-            .route(&format!("/debug/predict{path}"), post(predict))
-            .route(&format!("/debug/tokens{path}"), post(tokens));
-    }
-    router
+        })
+    };
+    Router::new()
+        .route("/debug/predict/v1/chat/completions", predict(InferenceApi::Chat))
+        .route("/debug/predict/v1/completions", predict(InferenceApi::Completions))
+        .route("/debug/predict/v1/responses", predict(InferenceApi::Responses))
+        .route("/debug/predict/v1/messages", predict(InferenceApi::Messages))
+        .route("/debug/predict/generate", predict(InferenceApi::Generate))
+        .route("/debug/tokens/v1/chat/completions", tokens(InferenceApi::Chat))
+        .route("/debug/tokens/v1/completions", tokens(InferenceApi::Completions))
+        .route("/debug/tokens/v1/responses", tokens(InferenceApi::Responses))
+        .route("/debug/tokens/v1/messages", tokens(InferenceApi::Messages))
+        .route("/debug/tokens/generate", tokens(InferenceApi::Generate))
 }
 
 async fn predict(gateway: &GatewayContext, api: InferenceApi, request: Request) -> Response<Body> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use moongate_discovery::{EngineFacts, EngineKind};
-use moongate_tokenize::{ImageTokenRule, ModelFolder, PromptCaches, PromptLimits, PromptTokenizer};
+use moongate_tokenize::{ImageTokenRule, ModelFolder, PromptCaches, PromptDialect, PromptLimits, PromptTokenizer};
 
 use super::prompt_tokens::SharedPromptBlocks;
 
@@ -102,11 +102,7 @@ impl ModelTokenizers {
             return;
         }
         self.add_image_rule(model, ImageTokenRule::load(folder));
-        let dialect = match engine {
-            EngineKind::Sglang => moongate_tokenize::PromptDialect::Sglang,
-            EngineKind::Vllm => moongate_tokenize::PromptDialect::Vllm,
-        };
-        match PromptTokenizer::load_with(folder, dialect, PromptLimits::default(), &self.caches) {
+        match PromptTokenizer::load_with(folder, dialect(*engine), PromptLimits::default(), &self.caches) {
             Ok(loaded) => {
                 tracing::info!(model, ?engine, folder = %folder.display(), source = folder_source, "local tokenizer loaded");
                 self.set_state(key, ModelTokenizerState::Loaded(Arc::new(loaded)));
@@ -138,6 +134,14 @@ impl ModelTokenizers {
 /// The folder that an engine reports; `None` for the name of a repository.
 fn reported_folder(facts: &EngineFacts) -> Option<&Path> {
     facts.tokenizer.as_deref().map(Path::new).filter(|path| path.is_absolute())
+}
+
+/// How an engine of this kind builds prompts.
+pub(super) fn dialect(engine: EngineKind) -> PromptDialect {
+    match engine {
+        EngineKind::Sglang => PromptDialect::Sglang,
+        EngineKind::Vllm => PromptDialect::Vllm,
+    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use moongate_block_hash::{BlockHashChain, HashScheme, HashedBlock};
 use moongate_discovery::EngineKind;
 use moongate_scheduler::ModelIndex;
-use moongate_tokenize::{PromptError, PromptTruncation, TemplateTime, TextBody, TextPrompt, TokenizedPrompt};
+use moongate_tokenize::{ConversationApi, PromptError, PromptTruncation, TemplateTime, TextBody, TextPrompt, TokenizedPrompt};
 
 use super::media::{MediaCounts, MediaLookup, MediaPrompt};
 use super::models::BlockTokenizer;
@@ -108,16 +108,15 @@ impl PromptTokens {
         group: &EngineGroup,
         media: Option<&MediaLookup>,
     ) -> Result<Vec<Self>, PredictionError> {
-        match api {
-            InferenceApi::Chat => Ok(vec![Self::of_chat(body, tokenizer, group, media)?]),
-            InferenceApi::Completions | InferenceApi::Generate => Self::of_texts(body, &tokenizer, group),
-            InferenceApi::Responses | InferenceApi::Messages | InferenceApi::Other => {
-                Err(PredictionError::NotSinglePrompt)
-            }
+        match (api.conversation(), api) {
+            (Some(api), _) => Ok(vec![Self::of_conversation(api, body, tokenizer, group, media)?]),
+            (None, InferenceApi::Other) => Err(PredictionError::NotSinglePrompt),
+            (None, _) => Self::of_texts(body, &tokenizer, group),
         }
     }
 
-    fn of_chat(
+    fn of_conversation(
+        api: ConversationApi,
         body: &[u8],
         tokenizer: TokenizerChoice,
         group: &EngineGroup,
@@ -128,16 +127,17 @@ impl PromptTokens {
             TokenizerChoice::Engine(tokens) => return Ok(Self::Engine(tokens)),
             TokenizerChoice::Unavailable(error) => return Err(error),
         };
-        Self::of_local_chat(body, model, group, media).map_err(PredictionError::Prompt)
+        Self::of_local_conversation(api, body, model, group, media).map_err(PredictionError::Prompt)
     }
 
-    fn of_local_chat(
+    fn of_local_conversation(
+        api: ConversationApi,
         body: &[u8],
         model: Arc<BlockTokenizer>,
         group: &EngineGroup,
         media: Option<&MediaLookup>,
     ) -> Result<Self, PromptError> {
-        let chat = model.read_chat(body)?;
+        let chat = model.read_conversation(api, body)?;
         let truncation = chat.truncation()?;
         match model.tokenize_chat(&chat, now()) {
             Ok(prompt) => Ok(Self::Local(truncated(prompt, truncation, group)?, model)),

@@ -1,5 +1,7 @@
 //! The APIs with which clients send prompts.
 
+use moongate_tokenize::ConversationApi;
+
 /// Families of requests with their own body format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum InferenceApi {
@@ -41,6 +43,16 @@ impl InferenceApi {
             Self::Messages => Some("/v1/messages"),
             Self::Generate => Some("/generate"),
             Self::Other => None,
+        }
+    }
+
+    /// The API as prompts are built from it; `None` if its prompts are no conversations.
+    pub(crate) const fn conversation(self) -> Option<ConversationApi> {
+        match self {
+            Self::Chat => Some(ConversationApi::Chat),
+            Self::Responses => Some(ConversationApi::Responses),
+            Self::Messages => Some(ConversationApi::Messages),
+            Self::Completions | Self::Generate | Self::Other => None,
         }
     }
 

@@ -10,12 +10,13 @@ use serde_json::value::RawValue;
 
 use super::EngineTokenizeError;
 use crate::fleet::TokenizeMethod;
+use crate::predict::models::dialect;
 use crate::predict::prompt_tokens::PredictionError;
 use crate::request_body::InferenceApi;
 
 /// Members that affect the response, not the prompt. They are not sent: a `stream` changes SGLang's response format, and others may
 /// be rejected. Unlisted members are sent, or exclude methods that do not support them.
-const IGNORED_MEMBERS: [&str; 40] = [
+const IGNORED_MEMBERS: [&str; 41] = [
     "best_of",
     "cache_control",
     "cache_salt",
@@ -26,6 +27,7 @@ const IGNORED_MEMBERS: [&str; 40] = [
     "logit_bias",
     "logprobs",
     "max_completion_tokens",
+    "max_output_tokens",
     "max_tokens",
     "metadata",
     "min_p",
@@ -97,7 +99,9 @@ impl<'a> TokenizeQuery<'a> {
         check(api, engine, body)?;
         let mut members: BTreeMap<String, &RawValue> = serde_json::from_slice(body)
             .map_err(|error| PredictionError::Prompt(PromptError::Malformed(error.to_string())))?;
-        members.retain(|name, value| value.get() != "null" && !IGNORED_MEMBERS.contains(&name.as_str()));
+        members.retain(|name, value| {
+            value.get() != "null" && (!IGNORED_MEMBERS.contains(&name.as_str()) || is_required(api, name))
+        });
         let mut query = Self { engine, members, methods: Vec::new() };
         query.methods = query.usable_methods(api);
         if query.methods.is_empty() {
@@ -126,6 +130,8 @@ impl<'a> TokenizeQuery<'a> {
             .into_iter()
             .flatten()
             .collect(),
+            (EngineKind::Vllm, InferenceApi::Messages) => vec![TokenizeMethod::RenderMessages],
+            (EngineKind::Vllm, InferenceApi::Responses) => vec![TokenizeMethod::RenderResponses],
             (EngineKind::Sglang, InferenceApi::Chat) => vec![TokenizeMethod::TokenizeChat],
             (EngineKind::Sglang, InferenceApi::Completions | InferenceApi::Generate)
                 if only(&TEXT_MEMBERS) =>
@@ -140,7 +146,7 @@ impl<'a> TokenizeQuery<'a> {
     pub(super) fn hash(&self, api: InferenceApi, model: &str, hasher: &impl BuildHasher) -> u64 {
         let mut state = hasher.build_hasher();
         (self.engine, api, model).hash(&mut state);
-        for (name, value) in &self.members {
+        for (name, value) in self.members.iter().filter(|(name, _)| !is_required(api, name)) {
             (name, value.get()).hash(&mut state);
         }
         state.finish()
@@ -172,6 +178,11 @@ impl<'a> TokenizeQuery<'a> {
     }
 }
 
+/// Whether a member that does not affect the prompt must be sent nevertheless.
+fn is_required(api: InferenceApi, name: &str) -> bool {
+    api == InferenceApi::Messages && name == "max_tokens"
+}
+
 /// Whether a member only repeats its default value.
 fn is_default(name: &str, value: &RawValue) -> bool {
     name == "tool_choice" && value.get() == "\"auto\""
@@ -180,8 +191,10 @@ fn is_default(name: &str, value: &RawValue) -> bool {
 /// Rejects bodies whose tokens an engine would return incorrectly.
 fn check(api: InferenceApi, engine: EngineKind, body: &[u8]) -> Result<(), PredictionError> {
     match api {
-        InferenceApi::Chat => {
-            let chat = ChatBody::parse(body).map_err(PredictionError::Prompt)?;
+        InferenceApi::Chat | InferenceApi::Responses | InferenceApi::Messages => {
+            let conversation = api.conversation().unwrap_or_default();
+            let chat = ChatBody::parse_conversation(conversation, dialect(engine), body)
+                .map_err(PredictionError::Prompt)?;
             if engine == EngineKind::Sglang && chat.has_input_ids() {
                 return Err(PredictionError::Prompt(PromptError::UnsupportedMember("input_ids")));
             }
@@ -193,9 +206,7 @@ fn check(api: InferenceApi, engine: EngineKind, body: &[u8]) -> Result<(), Predi
                 _ => Err(PredictionError::NotSinglePrompt),
             }
         }
-        InferenceApi::Responses | InferenceApi::Messages | InferenceApi::Other => {
-            Err(PredictionError::NotSinglePrompt)
-        }
+        InferenceApi::Other => Err(PredictionError::NotSinglePrompt),
     }
 }
 
@@ -321,5 +332,20 @@ mod tests {
             hash(InferenceApi::Chat, EngineKind::Vllm, &chat(&json!({"chat_template_kwargs": {"a": 1}}))),
             one
         );
+    }
+
+    #[test]
+    fn vllm_renders_the_apis_of_agents() {
+        let bodies = |api, body: &Value| query_bodies(EngineKind::Vllm, api, body).unwrap();
+        let message = json!({"model": "m", "max_tokens": 9, "stream": true, "metadata": {"user_id": "u"},
+            "messages": [{"role": "user", "content": "hi"}], "system": "s"});
+        let sent = json!({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}], "system": "s"});
+        assert_eq!(bodies(InferenceApi::Messages, &message), vec![(TokenizeMethod::RenderMessages, sent)]);
+        let response = json!({"model": "m", "max_output_tokens": 9, "store": false, "input": "hi"});
+        let sent = json!({"model": "m", "input": "hi"});
+        assert_eq!(bodies(InferenceApi::Responses, &response), vec![(TokenizeMethod::RenderResponses, sent)]);
+        let continued = json!({"model": "m", "input": "hi", "previous_response_id": "resp_1"});
+        assert!(query_bodies(EngineKind::Vllm, InferenceApi::Responses, &continued).is_err());
+        assert!(query_bodies(EngineKind::Sglang, InferenceApi::Messages, &message).is_err(), "not offered");
     }
 }

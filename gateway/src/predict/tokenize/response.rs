@@ -77,7 +77,9 @@ pub(super) fn parse(method: TokenizeMethod, body: &[u8]) -> Option<Arc<[u32]>> {
         TokenizeMethod::TokenizeChat | TokenizeMethod::TokenizeText => {
             serde_json::from_slice::<TokenizeResponse>(body).ok()?.tokens
         }
-        TokenizeMethod::RenderChat => rendered_ids(serde_json::from_slice(body).ok()?)?,
+        TokenizeMethod::RenderChat | TokenizeMethod::RenderMessages | TokenizeMethod::RenderResponses => {
+            rendered_ids(serde_json::from_slice(body).ok()?)?
+        }
         TokenizeMethod::RenderText => {
             let [only]: [RenderResponse; 1] = serde_json::from_slice(body).ok()?;
             rendered_ids(only)?
@@ -96,9 +98,11 @@ mod tests {
 
     use super::*;
 
-    const METHODS: [TokenizeMethod; 4] = [
+    const METHODS: [TokenizeMethod; TokenizeMethod::COUNT] = [
         TokenizeMethod::RenderChat,
         TokenizeMethod::RenderText,
+        TokenizeMethod::RenderMessages,
+        TokenizeMethod::RenderResponses,
         TokenizeMethod::TokenizeChat,
         TokenizeMethod::TokenizeText,
     ];
