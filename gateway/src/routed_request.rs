@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
-use moongate_discovery::InstanceId;
+use moongate_discovery::{EngineRole, InstanceId};
 use moongate_scheduler::RequestProfile;
 
+use crate::error::ApiError;
 use crate::feedback::{PromptHint, RequestDescription};
+use crate::fleet::FleetMember;
 use crate::predict::PromptPrediction;
 use crate::request_body::{InferenceApi, RoutingFields, SplicedBody};
 use crate::sessions::SessionRoute;
@@ -34,6 +36,8 @@ pub(crate) struct RoutedRequest {
     pub(crate) session_route: Option<SessionRoute>,
     /// How it refers to responses that are stored.
     pub(crate) stored: StoredResponseUse,
+    /// The same request in an API that more engines have, if some of the fleet need it; or why there is none.
+    pub(crate) translated: Option<Result<Arc<RoutedRequest>, ApiError>>,
     /// Predicted cache hits of each engine, if available.
     pub(crate) prompt_prediction: Option<PromptPrediction>,
     /// Model name for logs and metrics.
@@ -53,6 +57,14 @@ impl RoutedRequest {
     /// Whether only an engine that stored a response can serve the request.
     pub(crate) fn needs_stored_response(&self) -> bool {
         self.api == InferenceApi::Responses && self.routing.previous_response_id.is_some()
+    }
+
+    /// The request that the engines of a pair with this prefill get instead; `None` if they have the client's API.
+    pub(crate) fn translated_for(&self, prefill: &FleetMember) -> Option<&RoutedRequest> {
+        if !needs_translation(self.api, prefill) {
+            return None;
+        }
+        self.translated.as_ref()?.as_deref().ok()
     }
 
     /// The request as traces describe it.
@@ -101,10 +113,16 @@ impl RoutedRequest {
             return_hint: None,
             session_route: None,
             stored: StoredResponseUse::default(),
+            translated: None,
             prompt_prediction: None,
             model: None,
         }
     }
+}
+
+/// Whether an engine needs a request of this API as a chat: SGLang's pairs cannot exchange the KV caches of Messages.
+pub(crate) fn needs_translation(api: InferenceApi, engine: &FleetMember) -> bool {
+    api == InferenceApi::Messages && engine.is_sglang() && engine.instance.role != EngineRole::Plain
 }
 
 /// 128 random bits as a UUID.

@@ -36,6 +36,8 @@ pub(crate) async fn start_legs(
     context: &AttemptContext<'_>,
 ) -> Result<(LegPair, bool), AttemptFailure> {
     let AttemptContext { limits, aborter, attempt: trace, .. } = *context;
+    let translated = decode.and_then(|_| routed.translated_for(prefill));
+    let (is_translated, routed) = (translated.is_some(), translated.unwrap_or(routed));
     let fail = |what| AttemptFailure::unusable_prefill(prefill, what);
     let attempt = connector_attempt(routed, trace.number, decision, (prefill, decode));
     let connector = for_attempt(&attempt).map_err(fail)?;
@@ -73,6 +75,7 @@ pub(crate) async fn start_legs(
             pair(None, start_main(main)).after_prefill(TokenUsage::read(&response))
         }
     };
+    let legs = if is_translated { legs.translated() } else { legs };
     Ok((legs, connector.depends_on_prefill_facts()))
 }
 

@@ -12,7 +12,7 @@ use super::in_flight::InFlightGuard;
 use crate::feedback::DecidedRoute;
 use crate::fleet::{FleetDecision, FleetMember, FleetSnapshot, UpstreamEndpoint};
 use crate::request_body::InferenceApi;
-use crate::routed_request::RoutedRequest;
+use crate::routed_request::{RoutedRequest, needs_translation};
 
 /// A route with its fleet members, counted as in flight.
 #[derive(Debug)]
@@ -60,6 +60,8 @@ impl EligibilityTier {
 #[derive(Debug, Clone)]
 pub(super) struct RouteConstraints {
     api: InferenceApi,
+    /// Whether engines that lack the API can get the request in another one.
+    is_translated: bool,
     samples: u32,
     tried: Vec<Arc<UpstreamEndpoint>>,
     tier: EligibilityTier,
@@ -71,7 +73,8 @@ impl RouteConstraints {
         tried: &[Arc<UpstreamEndpoint>],
         tier: EligibilityTier,
     ) -> Self {
-        Self { api: routed.api, samples: routed.routing.n, tried: tried.to_vec(), tier }
+        let is_translated = matches!(routed.translated, Some(Ok(_)));
+        Self { api: routed.api, is_translated, samples: routed.routing.n, tried: tried.to_vec(), tier }
     }
 
     /// The engines that the request must avoid.
@@ -133,13 +136,10 @@ impl RouteConstraints {
             })
     }
 
-    /// Whether an engine has the API of the request: only SGLang has `/generate`, and its pairs cannot exchange KV caches for Messages.
+    /// Whether an engine has the API of the request, or gets it translated. Only SGLang has `/generate`.
     fn has_api(&self, member: &FleetMember) -> bool {
-        match self.api {
-            InferenceApi::Generate => member.is_sglang(),
-            InferenceApi::Messages => !member.is_sglang() || member.instance.role == EngineRole::Plain,
-            _ => true,
-        }
+        (self.api != InferenceApi::Generate || member.is_sglang())
+            && (self.is_translated || !needs_translation(self.api, member))
     }
 
     fn allows(&self, member: &FleetMember, is_trial: bool) -> bool {

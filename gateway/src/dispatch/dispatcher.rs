@@ -225,6 +225,9 @@ fn rejection_error(rejection: &ScheduleRejection, routed: &RoutedRequest, is_out
         error.retry_after = Some(Duration::from_secs(1));
         error
     };
+    if let (ScheduleRejection::NoneAvailable { .. }, Some(Err(error))) = (rejection, &routed.translated) {
+        return error.clone();
+    }
     match rejection {
         // The model was served when the request was read.
         ScheduleRejection::UnknownModel => {

@@ -85,6 +85,7 @@ fn single_sample_request(
         return_hint: routed.return_hint,
         session_route: routed.session_route.clone(),
         stored: routed.stored.clone(),
+        translated: None,
         prompt_prediction: routed.prompt_prediction.clone(),
         model: routed.model.clone(),
     })

@@ -25,6 +25,7 @@ use super::media_type::{MediaType, check_encoding};
 use super::options::UnauthenticatedPath;
 use super::return_hint::return_hint;
 use super::tenant_priority::TenantPriorityHeaders;
+use super::translated::with_translation;
 use crate::access::{AccessControl, AuthenticatedCaller, QuotaPermit};
 use crate::decide::QueueServer;
 use crate::dispatch::{DispatchError, RequestDispatcher, fan_out};
@@ -286,7 +287,7 @@ pub(super) async fn read(
         headers.extend(gateway.engine_key.clone().map(|key| (AUTHORIZATION, key)));
     }
     let headers = Arc::new(headers);
-    Ok(RoutedRequest {
+    let routed = RoutedRequest {
         id,
         api,
         method: parts.method,
@@ -298,9 +299,11 @@ pub(super) async fn read(
         return_hint,
         session_route,
         stored,
+        translated: None,
         prompt_prediction: None,
         model,
-    })
+    };
+    Ok(with_translation(gateway, routed))
 }
 
 /// Predicts each engine's cache hits, which also counts the prompt's tokens.

@@ -25,6 +25,7 @@ mod router;
 mod shared_queue;
 mod stored_responses;
 mod tenant_priority;
+mod translated;
 mod workers;
 
 pub(crate) use admin::admin_router;

@@ -34,6 +34,8 @@ pub(crate) struct LegPair {
     prefilled_at: Option<Instant>,
     /// Silence limits of the engines until the response starts or fails.
     silence_limits: Option<AttemptSilenceLimits>,
+    /// Whether the response is to be translated to the client's API.
+    translated: bool,
 }
 
 /// Next event of a pair of legs.
@@ -68,6 +70,7 @@ impl LegPair {
             handed_over: None,
             prefilled_at: None,
             silence_limits: None,
+            translated: false,
         }
     }
 
@@ -117,6 +120,16 @@ impl LegPair {
         let is_over = !stall.is_zero() && now.saturating_duration_since(last_data) >= stall;
         (is_over && monitor.is_unresponsive())
             .then_some(LegError::Timeout("sent no more data and failed its health check", stall))
+    }
+
+    /// The engines got the request in another API than the client's.
+    pub(crate) fn translated(mut self) -> Self {
+        self.translated = true;
+        self
+    }
+
+    pub(super) fn is_translated(&self) -> bool {
+        self.translated
     }
 
     /// A prefill with these token counts succeeded before this pair started.

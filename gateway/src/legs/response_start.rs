@@ -4,6 +4,7 @@ use std::future::poll_fn;
 
 use bytes::{Bytes, BytesMut};
 use http::Response;
+use moongate_translate::chat_to_messages;
 
 use super::attempt::AttemptContext;
 use super::failure::AttemptFailure;
@@ -13,9 +14,11 @@ use super::silence::AttemptSilenceLimits;
 use crate::decide::InFlightGuard;
 use crate::feedback::{ExpectedHits, TtftPrediction};
 use crate::request_body::InferenceApi;
-use crate::response::{ResponseSummary, SseFramer, TokenUsage};
+use crate::response::{ResponseEvents, ResponseSummary, TokenUsage};
 use crate::routed_request::RoutedRequest;
 use crate::upstream::{LegError, LegKind};
+
+const NOT_A_CHAT: &str = "returned a response that is not a chat completion's";
 
 /// The start of a response.
 #[derive(Debug)]
@@ -37,8 +40,8 @@ pub(crate) struct ResponseStart {
 pub(crate) enum ResponsePayload {
     /// The complete response, with its token counts.
     Complete(Bytes, Option<TokenUsage>),
-    /// The first chunk; the rest is to be relayed. `framer` is set for event streams.
-    Streaming { pair: LegPair, first: Bytes, framer: Option<SseFramer> },
+    /// The first chunk; the rest is to be relayed. `events` is set for event streams.
+    Streaming { pair: LegPair, first: Bytes, events: Option<ResponseEvents> },
 }
 
 /// Runs a prefill leg to its end and returns its response.
@@ -80,7 +83,7 @@ pub(crate) async fn first_bytes(
     let buffer_limit = context.limits.response_buffer_bytes;
     let mut buffered = BytesMut::new();
     let mut preamble = BytesMut::new();
-    let mut framer: Option<SseFramer> = None;
+    let mut events: Option<ResponseEvents> = None;
     loop {
         let event = poll_fn(|cx| {
             let event = pair.poll_event(cx);
@@ -99,13 +102,17 @@ pub(crate) async fn first_bytes(
                 }
             }
             PairEvent::Data(data) => {
-                if framer.is_none() && buffered.is_empty() && pair.head().is_some_and(is_event_stream) {
-                    framer = Some(SseFramer::new(routed.api.stream_end()));
+                if events.is_none() && buffered.is_empty() && pair.head().is_some_and(is_event_stream) {
+                    events = Some(if pair.is_translated() {
+                        ResponseEvents::of_translated_chat()
+                    } else {
+                        ResponseEvents::new(routed.api.stream_end())
+                    });
                 }
-                let mut first = match &mut framer {
+                let mut first = match &mut events {
                     // A non-streamed response does not reveal its first token.
-                    Some(framer) => {
-                        framer.push(data).map_err(|error| AttemptFailure::of_events(&mut pair, error))?
+                    Some(events) => {
+                        events.push(data).map_err(|error| AttemptFailure::of_events(&mut pair, error))?
                     }
                     None => {
                         buffered.extend_from_slice(&data);
@@ -116,7 +123,7 @@ pub(crate) async fn first_bytes(
                     }
                 };
                 // Held back, so that the request can still be sent to another engine.
-                if framer.as_ref().is_some_and(SseFramer::is_in_preamble) {
+                if events.as_ref().is_some_and(ResponseEvents::is_in_preamble) {
                     preamble.extend_from_slice(&first);
                     if preamble.len() <= buffer_limit {
                         continue;
@@ -125,17 +132,17 @@ pub(crate) async fn first_bytes(
                 }
                 let first = prepend(&mut preamble, first);
                 if !first.is_empty() {
-                    if framer.is_some() {
+                    if events.is_some() {
                         in_flight.record_prompt_computed(None);
                     }
-                    return Ok(response_start(pair, first, framer, in_flight));
+                    return Ok(response_start(pair, first, events, in_flight));
                 }
             }
             PairEvent::End => {
                 let (mut complete, mut usage) = (buffered.freeze(), None);
-                if let Some(mut framer) = framer {
+                if let Some(mut events) = events {
                     complete =
-                        framer.finish().map_err(|error| AttemptFailure::of_events(&mut pair, error))?;
+                        events.finish().map_err(|error| AttemptFailure::of_events(&mut pair, error))?;
                     complete = prepend(&mut preamble, complete);
                 } else if routed.api == InferenceApi::Other {
                     usage = TokenUsage::read(&complete);
@@ -143,6 +150,12 @@ pub(crate) async fn first_bytes(
                     let violation =
                         |what| AttemptFailure::of_main(&mut pair, LegError::ProtocolViolation(what));
                     usage = check_response(&complete).map_err(violation)?;
+                    if pair.is_translated() {
+                        let translated = chat_to_messages(&complete);
+                        let violation =
+                            |_| AttemptFailure::of_main(&mut pair, LegError::ProtocolViolation(NOT_A_CHAT));
+                        complete = translated.map_err(violation)?.into();
+                    }
                 }
                 pair.main_endpoint().breaker.record_success();
                 pair.detach_prefill();
@@ -173,11 +186,11 @@ fn prepend(held: &mut BytesMut, events: Bytes) -> Bytes {
 fn response_start(
     pair: LegPair,
     first: Bytes,
-    framer: Option<SseFramer>,
+    events: Option<ResponseEvents>,
     in_flight: InFlightGuard,
 ) -> ResponseStart {
     let (head, prefill_usage) = (take_head(&pair), pair.prefill_usage());
-    let payload = ResponsePayload::Streaming { pair, first, framer };
+    let payload = ResponsePayload::Streaming { pair, first, events };
     ResponseStart { head, payload, in_flight, expected_hits: None, ttft_prediction: None, prefill_usage }
 }
 

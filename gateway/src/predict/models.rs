@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use moongate_discovery::{EngineFacts, EngineKind};
-use moongate_tokenize::{ImageTokenRule, ModelFolder, PromptCaches, PromptDialect, PromptLimits, PromptTokenizer};
+use moongate_tokenize::{
+    ImageTokenRule, ModelFolder, PromptCaches, PromptDialect, PromptLimits, PromptTokenizer,
+};
 
 use super::prompt_tokens::SharedPromptBlocks;
 

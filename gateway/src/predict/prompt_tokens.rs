@@ -7,7 +7,9 @@ use bytes::Bytes;
 use moongate_block_hash::{BlockHashChain, HashScheme, HashedBlock};
 use moongate_discovery::EngineKind;
 use moongate_scheduler::ModelIndex;
-use moongate_tokenize::{ConversationApi, PromptError, PromptTruncation, TemplateTime, TextBody, TextPrompt, TokenizedPrompt};
+use moongate_tokenize::{
+    ConversationApi, PromptError, PromptTruncation, TemplateTime, TextBody, TextPrompt, TokenizedPrompt,
+};
 
 use super::media::{MediaCounts, MediaLookup, MediaPrompt};
 use super::models::BlockTokenizer;

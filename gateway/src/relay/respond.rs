@@ -18,7 +18,7 @@ use crate::error::{ApiError, ErrorFormat};
 use crate::feedback::RequestRecorder;
 use crate::legs::{LegPair, ResponsePayload, ResponseStart};
 use crate::request_body::InferenceApi;
-use crate::response::{ResponseSummary, SseFramer, TokenUsage};
+use crate::response::{ResponseEvents, ResponseSummary, TokenUsage};
 
 /// What the dispatcher has brought back for one request.
 #[derive(Debug)]
@@ -54,8 +54,8 @@ impl DispatchedResponse {
             head = started.head;
             match started.payload {
                 ResponsePayload::Complete(body, _) => SampleResponse::Complete(body),
-                ResponsePayload::Streaming { pair, first, framer } => {
-                    SampleResponse::Streaming(relay(request, (pair, first, framer), started.in_flight, None))
+                ResponsePayload::Streaming { pair, first, events } => {
+                    SampleResponse::Streaming(relay(request, (pair, first, events), started.in_flight, None))
                 }
             }
         });
@@ -113,9 +113,9 @@ fn respond_single(
             });
             Body::from(body)
         }
-        ResponsePayload::Streaming { pair, first, framer } => {
-            recorder.set_ttft_prediction(ttft_prediction.filter(|_| framer.is_some()));
-            Body::new(relay(request, (pair, first, framer), in_flight, Some(recorder)))
+        ResponsePayload::Streaming { pair, first, events } => {
+            recorder.set_ttft_prediction(ttft_prediction.filter(|_| events.is_some()));
+            Body::new(relay(request, (pair, first, events), in_flight, Some(recorder)))
         }
     };
     head.map(|()| body)
@@ -123,12 +123,12 @@ fn respond_single(
 
 fn relay(
     request: RelayedRequest<'_>,
-    (pair, first, framer): (LegPair, Bytes, Option<SseFramer>),
+    (pair, first, events): (LegPair, Bytes, Option<ResponseEvents>),
     in_flight: InFlightGuard,
     recorder: Option<RequestRecorder>,
 ) -> ResponseRelay {
     let context = RelayContext {
-        framer,
+        events,
         error_format: request.error_format,
         in_flight,
         recorder,

@@ -15,7 +15,7 @@ use crate::decide::InFlightGuard;
 use crate::error::{ApiError, ApiErrorCode, ErrorFormat};
 use crate::feedback::RequestRecorder;
 use crate::legs::{LegPair, PairEvent, failure_code};
-use crate::response::{ResponseSummary, SseFramer};
+use crate::response::{ResponseEvents, ResponseSummary};
 use crate::upstream::LegError;
 
 /// Received events are coalesced into writes of about this many bytes: a system call costs more than copying them.
@@ -23,7 +23,7 @@ const MAX_COALESCED_BYTES: usize = 16 << 10;
 
 /// Context of one relayed response.
 pub(crate) struct RelayContext {
-    pub(crate) framer: Option<SseFramer>,
+    pub(crate) events: Option<ResponseEvents>,
     pub(crate) error_format: ErrorFormat,
     /// Held until the stream is dropped.
     pub(crate) in_flight: InFlightGuard,
@@ -61,7 +61,7 @@ impl ResponseRelay {
     }
 
     fn count_chunk(&mut self) {
-        match (&mut self.context.recorder, &self.context.framer) {
+        match (&mut self.context.recorder, &self.context.events) {
             (Some(recorder), Some(_)) => recorder.record_chunk(),
             (Some(recorder), None) => recorder.set_sample_of_batch(),
             (None, _) => {}
@@ -69,17 +69,17 @@ impl ResponseRelay {
     }
 
     fn frame(&mut self, chunk: Bytes) -> Result<Bytes, ApiError> {
-        match &mut self.context.framer {
+        match &mut self.context.events {
             None => Ok(chunk),
-            Some(framer) => framer.push(chunk).map_err(|error| self.leg_error(&LegError::from(error))),
+            Some(events) => events.push(chunk).map_err(|error| self.leg_error(&LegError::from(error))),
         }
     }
 
     /// The engine's response has ended: checks that it is complete, and records it.
     fn end(&mut self) -> Result<Bytes, ApiError> {
-        let rest = match &mut self.context.framer {
+        let rest = match &mut self.context.events {
             None => Ok(Bytes::new()),
-            Some(framer) => framer.finish(),
+            Some(events) => events.finish(),
         };
         let rest = rest.map_err(|error| self.leg_error(&LegError::from(error)))?;
         let mut prefill_usage = None;
@@ -88,20 +88,20 @@ impl ResponseRelay {
             prefill_usage = pair.prefill_usage();
             pair.detach_prefill();
         }
-        let framer = self.context.framer.as_ref();
+        let events = self.context.events.as_ref();
         let mut summary =
-            framer.map(|framer| ResponseSummary::read(framer.last_payload())).unwrap_or_default();
+            events.map(|events| ResponseSummary::read(events.last_payload())).unwrap_or_default();
         let previous =
-            framer.map(|framer| ResponseSummary::read(framer.previous_payload())).unwrap_or_default();
+            events.map(|events| ResponseSummary::read(events.previous_payload())).unwrap_or_default();
         // In Anthropic's API the counts are in the event before the last.
         summary.usage = summary.usage.or(previous.usage);
         // Without usage: engines send an event per token, unless configured otherwise.
         let tokens = summary.usage.map(|usage| usage.completion_tokens).filter(|tokens| *tokens > 0);
         self.context
             .in_flight
-            .record_response_complete(tokens.or(framer.map(SseFramer::events)).unwrap_or(0));
+            .record_response_complete(tokens.or(events.map(ResponseEvents::events)).unwrap_or(0));
         if let Some(recorder) = &mut self.context.recorder {
-            let last = framer.map(|framer| framer.last_payload().as_ref()).unwrap_or_default();
+            let last = events.map(|events| events.last_payload().as_ref()).unwrap_or_default();
             recorder.completed(summary.usage, prefill_usage, last, |finish| {
                 finish.add(&previous);
                 finish.add(&summary);
@@ -158,7 +158,7 @@ impl ResponseRelay {
         }
         self.pair = None;
         self.state = RelayState::Aborting { flushed: false };
-        match self.context.framer {
+        match self.context.events {
             Some(_) => Poll::Ready(Some(Ok(Frame::data(error.event(self.context.error_format))))),
             None => Poll::Ready(Some(Err(RelayAborted))),
         }
@@ -247,7 +247,7 @@ impl Body for ResponseRelay {
                     self.count_chunk();
                     write.push(chunk);
                     // Only event streams have small chunks.
-                    if self.context.framer.is_none() {
+                    if self.context.events.is_none() {
                         break;
                     }
                 }
