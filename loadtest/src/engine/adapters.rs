@@ -79,7 +79,7 @@ fn adapter_response(
         (SimProtocol::Vllm, Ok(message)) => response::text(StatusCode::OK, message),
         (SimProtocol::Vllm, Err((status, message))) => {
             let kind = if status == StatusCode::NOT_FOUND { "NotFoundError" } else { "InvalidUserInput" };
-            response::rejection(protocol, &SimRejection { status, kind, message })
+            response::rejection(protocol, &SimRejection { status, kind, param: None, message })
         }
         (SimProtocol::Sglang, outcome) => {
             let status = if outcome.is_ok() { StatusCode::OK } else { StatusCode::BAD_REQUEST };

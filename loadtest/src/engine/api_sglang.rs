@@ -212,7 +212,9 @@ pub(crate) fn dispatch(engine: &Arc<SimEngineState>, parts: &Parts, body: &Bytes
         "/load_lora_adapter" if parts.method == Method::POST => adapters::load(engine, body),
         "/unload_lora_adapter" if parts.method == Method::POST => adapters::unload(engine, body),
         "/tokenize" | "/v1/tokenize" if parts.method == Method::POST => tokenize::tokenize(engine, body),
-        "/v1/embeddings" if parts.method == Method::POST => embeddings(engine, body),
+        "/detokenize" | "/v1/detokenize" if parts.method == Method::POST => {
+            tokenize::detokenize(engine, body)
+        }
         _ => response::not_found(engine.options.protocol),
     }
 }
@@ -368,34 +370,4 @@ fn loads(engine: &SimEngineState, query: &str) -> Value {
 #[expect(clippy::cast_precision_loss, reason = "shown to people and to load balancers")]
 pub(crate) fn fraction(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
-}
-
-/// `/v1/embeddings`: eight numbers derived from the text.
-pub(crate) fn embeddings(engine: &SimEngineState, body: &Bytes) -> SimResponse {
-    let parsed: Value = serde_json::from_slice(body).unwrap_or_default();
-    let inputs: Vec<String> = match parsed.get("input") {
-        Some(Value::String(one)) => vec![one.clone()],
-        Some(Value::Array(many)) if !many.is_empty() => {
-            many.iter().map(|item| item.as_str().map_or_else(|| item.to_string(), str::to_owned)).collect()
-        }
-        _ => {
-            return response::rejection(
-                engine.options.protocol,
-                &SimRejection::bad_request("input: Field required"),
-            );
-        }
-    };
-    let tokens: usize = inputs.iter().map(|input| super::tokens::tokens_of_text(input).len()).sum();
-    let data: Vec<Value> = inputs
-        .iter()
-        .enumerate()
-        .map(|(index, input)| {
-            let seed = super::tokens::hash_bytes(input.as_bytes());
-            let vector: Vec<f64> =
-                (0..8).map(|element| fraction(super::tokens::mix(seed, element) >> 44, 1 << 20)).collect();
-            json!({"object": "embedding", "index": index, "embedding": vector})
-        })
-        .collect();
-    response::json_ok(&json!({"object": "list", "data": data, "model": engine.options.model,
-                           "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}))
 }

@@ -7,7 +7,7 @@ use http::request::Parts;
 use http::{Method, StatusCode};
 use serde_json::{Map, Value, json};
 
-use super::api_sglang::{embeddings, models, server_url};
+use super::api_sglang::{models, server_url};
 use super::generation::{KvPull, SimKvTransfer};
 use super::request::{GenerationEndpoint, GenerationRequest};
 use super::response::{self, SimRejection, SimResponse};
@@ -23,14 +23,7 @@ pub(crate) fn disaggregation_plan(
     parts: &Parts,
     ids: &[String],
 ) -> Result<DisaggregationPlan, SimRejection> {
-    let served = |model: &String| *model == engine.options.model || engine.adapters.has(model);
-    if let Some(model) = request.model.as_ref().filter(|model| !served(model)) {
-        return Err(SimRejection {
-            status: StatusCode::NOT_FOUND,
-            kind: "NotFoundError",
-            message: format!("The model `{model}` does not exist."),
-        });
-    }
+    check_model(engine, request.model.as_deref())?;
     let count = request.choice_count();
     let rank = rank(engine, parts);
     let mut plan = DisaggregationPlan {
@@ -65,6 +58,15 @@ pub(crate) fn disaggregation_plan(
     Ok(plan)
 }
 
+/// Rejects a model that is not served. Without a model, a request is for the engine's own.
+pub(crate) fn check_model(engine: &SimEngineState, model: Option<&str>) -> Result<(), SimRejection> {
+    let served = &engine.options.model;
+    match model.filter(|model| !model.is_empty() && *model != served && !engine.adapters.has(model)) {
+        Some(model) => Err(SimRejection::unknown_model(model, served)),
+        None => Ok(()),
+    }
+}
+
 fn rank(engine: &SimEngineState, parts: &Parts) -> u32 {
     // vLLM silently ignores a header that is not a rank.
     let header = parts.headers.get("x-data-parallel-rank").and_then(|rank| rank.to_str().ok());
@@ -92,7 +94,9 @@ fn plan_prefill_leg(
         return text(params, "transfer_id").map(|id| SimKvTransfer::Retain { key: format!("transfer:{id}") });
     }
     let id = ids.first().cloned().unwrap_or_default();
-    let request_id = format!("{id}-0-{:08x}", fastrand::u32(..));
+    // The engine numbers the generations of a Responses request, which tools of its own could follow.
+    let generation = if request.endpoint == GenerationEndpoint::Responses { "_0" } else { "-0" };
+    let request_id = format!("{id}{generation}-{:08x}", fastrand::u32(..));
     let tokens = request.prompts.first().map_or(0, |prompt| prompt.len());
     let blocks = tokens.div_ceil(engine.options.page_size);
     let first_block = fastrand::usize(1..100_000);
@@ -166,17 +170,23 @@ pub(crate) fn dispatch(engine: &Arc<SimEngineState>, parts: &Parts, body: &Bytes
         "/v1/load_lora_adapter" if parts.method == Method::POST => adapters::load(engine, body),
         "/v1/unload_lora_adapter" if parts.method == Method::POST => adapters::unload(engine, body),
         "/tokenize" if parts.method == Method::POST => tokenize::tokenize(engine, body),
+        "/detokenize" if parts.method == Method::POST => tokenize::detokenize(engine, body),
         "/v1/chat/completions/render" if parts.method == Method::POST => {
             tokenize::render(engine, GenerationEndpoint::Chat, body)
         }
         "/v1/completions/render" if parts.method == Method::POST => {
             tokenize::render(engine, GenerationEndpoint::Completion, body)
         }
+        "/v1/messages/render" if parts.method == Method::POST => {
+            tokenize::render(engine, GenerationEndpoint::Messages, body)
+        }
+        "/v1/responses/render" if parts.method == Method::POST => {
+            tokenize::render(engine, GenerationEndpoint::Responses, body)
+        }
         "/reset_prefix_cache" if parts.method == Method::POST => {
             engine.flush_caches();
             response::empty()
         }
-        "/v1/embeddings" if parts.method == Method::POST => embeddings(engine, body),
         _ => response::not_found(engine.options.protocol),
     }
 }

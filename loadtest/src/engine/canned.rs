@@ -15,7 +15,7 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep_until};
 
 use super::config::{CannedCompletions, SimEngineOptions, SimRole};
-use super::generation::{GenerationFinish, OutputToken};
+use super::generation::{GenerationFinish, OutputPart, OutputToken};
 use super::render::{ChoiceOutput, ResponseRenderer};
 use super::request::GenerationEndpoint;
 use super::response::{self, SimRejection, SimResponse};
@@ -65,7 +65,8 @@ impl CannedResponses {
         "Hello there.".clone_into(&mut whole.text);
         whole.finish = Some(GenerationFinish::Stop(None));
         let completion = renderer.complete_response(&[whole], false).to_string();
-        let token = OutputToken { text: format!("T{:0TIMESTAMP_DIGITS$}", 0), id: 0 };
+        let token =
+            OutputToken { part: OutputPart::Content, text: format!("T{:0TIMESTAMP_DIGITS$}", 0), id: 0 };
         let event = renderer.token_event(0, &token, &output(0)).to_string();
         let (before, after) = event.split_once(&token.text).unwrap_or_default();
         Self {

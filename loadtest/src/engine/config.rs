@@ -201,6 +201,9 @@ pub struct SimEngineOptions {
     pub ready_after: Duration,
     /// How the engine publishes KV events; `None` disables them, and then no page is hashed.
     pub kv_events: Option<KvEventOptions>,
+    /// Whether responses are stored for retrieval and continuation: vLLM's `VLLM_ENABLE_RESPONSES_API_STORE=1` and
+    /// SGLang's `--enable-response-store`, which only plain engines have.
+    pub response_store: bool,
     /// Canned chat completions instead of generated ones.
     pub canned: Option<CannedCompletions>,
 }
@@ -242,6 +245,7 @@ impl SimEngineOptions {
             handshake_timeout: Duration::from_secs(14),
             ready_after: Duration::ZERO,
             kv_events: None,
+            response_store: false,
             canned: None,
         }
     }
@@ -293,6 +297,9 @@ impl SimEngineOptions {
         }
         if self.canned.is_some() && self.protocol != SimProtocol::Sglang {
             return invalid("canned completions are available with SGLang's protocol only");
+        }
+        if self.response_store && self.protocol == SimProtocol::Sglang && self.role != SimRole::Plain {
+            return invalid("SGLang's prefill and decode engines have no response store");
         }
         if self.stream_interval == 0 {
             return invalid("stream-interval must be at least 1");

@@ -18,6 +18,9 @@ use super::stats::SimGaugeGuard;
 use super::timing::{Pacer, ScaledTiming};
 use super::tokens::{PageHashChain, TokenGenerator, token_of};
 
+/// Number of tokens of a simulated model's reasoning.
+pub(crate) const REASONING_TOKENS: u32 = 4;
+
 /// Source and destination of one choice's KV cache.
 #[derive(Debug, Clone)]
 pub(crate) enum SimKvTransfer {
@@ -66,6 +69,8 @@ pub(crate) struct GenerationJob {
     pub(crate) stop: Vec<String>,
     /// A tool call to generate instead of text; its arguments come from the token generator.
     pub(crate) tool_call: Option<super::tools::SimToolCall>,
+    /// Whether the first [`REASONING_TOKENS`] tokens are reasoning.
+    pub(crate) thinks: bool,
     pub(crate) transfer: SimKvTransfer,
     pub(crate) rank: u32,
     pub(crate) timing: ScaledTiming,
@@ -93,8 +98,19 @@ impl GenerationError {
     }
 }
 
+/// What a token of the output belongs to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum OutputPart {
+    Reasoning,
+    #[default]
+    Content,
+    /// The arguments of the tool call.
+    ToolArguments,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OutputToken {
+    pub(crate) part: OutputPart,
     pub(crate) text: String,
     pub(crate) id: u32,
 }
@@ -112,6 +128,8 @@ pub(crate) struct ChoiceGeneration {
     generator: TokenGenerator,
     limit: u32,
     finish_at_limit: GenerationFinish,
+    /// Number of tokens of reasoning before the rest of the output.
+    reasoning_tokens: u32,
     scripted_tokens: Option<VecDeque<String>>,
     stop: Vec<String>,
     recent_text: String,
@@ -222,15 +240,15 @@ impl ChoiceGeneration {
         let only_first = matches!(job.transfer, SimKvTransfer::Send { .. });
         let scripted_tokens =
             job.tool_call.as_ref().filter(|_| !only_first).map(|tool| tool.argument_tokens(generator));
-        let (limit, finish_at_limit) = match (&scripted_tokens, only_first) {
-            (_, true) => (1, GenerationFinish::Length),
-            (Some(script), false) => {
-                (u32::try_from(script.len()).unwrap_or(u32::MAX), GenerationFinish::ToolCalls)
-            }
-            (None, false) => match job.max_tokens {
-                Some(limit) => (limit.max(1), GenerationFinish::Length),
-                None => (generator.natural_length(), GenerationFinish::Stop(None)),
-            },
+        let reasoning_tokens = if job.thinks { REASONING_TOKENS } else { 0 };
+        let allowed = if only_first { 1 } else { job.max_tokens.unwrap_or(u32::MAX).max(1) };
+        let call_tokens = scripted_tokens
+            .as_ref()
+            .map(|script| u32::try_from(script.len()).unwrap_or(u32::MAX).saturating_add(reasoning_tokens));
+        let (limit, finish_at_limit) = match call_tokens {
+            Some(tokens) if tokens <= allowed => (tokens, GenerationFinish::ToolCalls),
+            None if allowed == u32::MAX => (generator.natural_length(), GenerationFinish::Stop(None)),
+            _ => (allowed, GenerationFinish::Length),
         };
         let used = used_tokens_gauge(engine, chain.len() + limit as usize);
         let caches_output =
@@ -248,6 +266,7 @@ impl ChoiceGeneration {
             generator,
             limit,
             finish_at_limit,
+            reasoning_tokens,
             scripted_tokens,
             stop: job.stop.clone(),
             recent_text: String::new(),
@@ -284,9 +303,12 @@ impl ChoiceGeneration {
             self.finish_with(GenerationFinish::Abort);
             return None;
         }
-        let text = match &mut self.scripted_tokens {
-            Some(script) => script.pop_front().unwrap_or_default(),
-            None => self.generator.token_text(u64::from(self.generated)),
+        let (part, text) = match &mut self.scripted_tokens {
+            _ if self.generated < self.reasoning_tokens => {
+                (OutputPart::Reasoning, self.generator.token_text(u64::from(self.generated)))
+            }
+            Some(script) => (OutputPart::ToolArguments, script.pop_front().unwrap_or_default()),
+            None => (OutputPart::Content, self.generator.token_text(u64::from(self.generated))),
         };
         let id = token_of(&text);
         self.generated += 1;
@@ -299,7 +321,7 @@ impl ChoiceGeneration {
         if self.finish.is_none() && self.generated >= self.limit {
             self.finish_with(self.finish_at_limit.clone());
         }
-        Some(OutputToken { text, id })
+        Some(OutputToken { part, text, id })
     }
 
     fn cut_at_stop(&mut self, text: String) -> String {

@@ -16,17 +16,22 @@
 //! | `generation` | lifecycle of one choice |
 //! | `canned` | prepared responses instead |
 //! | `kv_transfer`, `rendezvous` | KV cache transfer between prefill and decode |
-//! | `request`, `render`, `serve`, `stream` | requests and responses |
+//! | `request`, `chat_prompt`, `render`, `serve`, `stream` | requests and responses |
+//! | `api_messages`, `api_responses` | the APIs of agents, converted to and from chat completions |
 //! | `api_sglang`, `api_vllm`, `tokenize`, `bootstrap` | the two protocols |
+//! | `scoring`, `media` | canned rerank, score, classification, pooling and embeddings; audio and images |
 //! | `sim_engine` | a running engine |
 //! | `server`, `faults`, `stats` | sockets, faults, counters |
 
 mod adapters;
+mod api_messages;
+mod api_responses;
 mod api_sglang;
 mod api_vllm;
 mod bootstrap;
 mod cache;
 mod canned;
+mod chat_prompt;
 mod config;
 mod events;
 mod faults;
@@ -34,6 +39,7 @@ mod generation;
 mod kv_transfer;
 mod l3_store;
 mod master_admin;
+mod media;
 mod metrics;
 mod namespace;
 mod object_store;
@@ -43,6 +49,7 @@ mod render;
 mod rendezvous;
 mod request;
 mod response;
+mod scoring;
 mod serve;
 mod server;
 mod sim_engine;
@@ -121,6 +128,7 @@ pub(crate) struct SimEngineState {
     ready: AtomicBool,
     adapters: adapters::LoraAdapters,
     canned: Option<Arc<CannedResponses>>,
+    response_store: Arc<api_responses::ResponseStore>,
 }
 
 impl SimEngineState {

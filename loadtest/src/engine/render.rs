@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::cache::CachedTokens;
 use super::config::SimProtocol;
-use super::generation::{ChoiceGeneration, GenerationFinish, OutputToken};
+use super::generation::{ChoiceGeneration, GenerationFinish, OutputPart, OutputToken};
 use super::request::GenerationEndpoint;
 
 /// Values that are the same in all parts of one response.
@@ -30,7 +30,10 @@ pub(crate) struct ResponseRenderer {
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ChoiceOutput {
+    /// Content, or the arguments of the tool call.
     pub(crate) text: String,
+    pub(crate) reasoning: String,
+    pub(crate) reasoning_tokens: usize,
     pub(crate) token_ids: Vec<u32>,
     pub(crate) token_texts: Vec<String>,
     pub(crate) finish: Option<GenerationFinish>,
@@ -44,7 +47,13 @@ pub(crate) struct ChoiceOutput {
 
 impl ChoiceOutput {
     pub(crate) fn push(&mut self, piece: OutputToken) {
-        self.text.push_str(&piece.text);
+        match piece.part {
+            OutputPart::Reasoning => {
+                self.reasoning.push_str(&piece.text);
+                self.reasoning_tokens += 1;
+            }
+            OutputPart::Content | OutputPart::ToolArguments => self.text.push_str(&piece.text),
+        }
         self.token_ids.push(piece.id);
         self.token_texts.push(piece.text);
     }
@@ -86,17 +95,19 @@ impl ResponseRenderer {
             (tokens + output.prompt_tokens, cached + output.cached.total())
         });
         let completion_tokens: usize = outputs.iter().map(|output| output.token_ids.len()).sum();
+        let reasoning_tokens: usize = outputs.iter().map(|output| output.reasoning_tokens).sum();
         let total = prompt_tokens + completion_tokens;
         match self.protocol {
             SimProtocol::Sglang => json!({
                 "prompt_tokens": prompt_tokens, "total_tokens": total, "completion_tokens": completion_tokens,
-                "prompt_tokens_details": {"cached_tokens": cached}, "reasoning_tokens": 0,
+                "prompt_tokens_details": {"cached_tokens": cached}, "reasoning_tokens": reasoning_tokens,
             }),
             SimProtocol::Vllm => json!({
                 "prompt_tokens": prompt_tokens, "total_tokens": total, "completion_tokens": completion_tokens,
                 "prompt_tokens_details":
                     {"cached_tokens": cached, "created_cache_tokens": null, "multimodal_tokens": null},
-                "completion_tokens_details": null,
+                "completion_tokens_details":
+                    (reasoning_tokens > 0).then(|| json!({"reasoning_tokens": reasoning_tokens})),
             }),
         }
     }
@@ -134,7 +145,7 @@ impl ResponseRenderer {
     }
 
     /// The transfer parameters, with values that are known only after the prefill.
-    fn finished_transfer_params(&self, outputs: &[ChoiceOutput]) -> Value {
+    pub(crate) fn finished_transfer_params(&self, outputs: &[ChoiceOutput]) -> Value {
         let mut params = self.kv_transfer_params.clone();
         if let (Some(params), Some(output)) = (params.as_object_mut(), outputs.first()) {
             params.insert("remote_prefill_cached_tokens".to_owned(), json!(output.cached.total()));
@@ -181,20 +192,30 @@ impl ResponseRenderer {
         Value::Object(choice)
     }
 
+    /// The name of the tool that a finished choice has called.
+    pub(crate) fn called_tool(&self, output: &ChoiceOutput) -> Option<&str> {
+        self.tool.as_deref().filter(|_| output.finish == Some(GenerationFinish::ToolCalls))
+    }
+
+    /// The id of a choice's tool call.
+    pub(crate) fn call_id(&self, index: usize) -> String {
+        format!("call_{:024x}", super::tokens::hash_bytes(format!("{}/{index}", self.id).as_bytes()))
+    }
+
     fn message(&self, index: usize, output: &ChoiceOutput) -> Value {
-        let called = self.tool.as_ref().filter(|_| output.finish == Some(GenerationFinish::ToolCalls));
-        let (content, calls) = match called {
+        let (content, calls) = match self.called_tool(output) {
             None => (json!(output.text), Value::Null),
             Some(name) => (Value::Null, json!([self.tool_call(index, Some(name), &output.text)])),
         };
+        let reasoning = Some(&output.reasoning).filter(|reasoning| !reasoning.is_empty());
         match self.protocol {
             SimProtocol::Sglang => {
-                json!({"role": "assistant", "content": content, "reasoning_content": null, "tool_calls": calls})
+                json!({"role": "assistant", "content": content, "reasoning_content": reasoning, "tool_calls": calls})
             }
             SimProtocol::Vllm => json!({
                 "role": "assistant", "content": content, "refusal": null, "annotations": null, "audio": null,
                 "function_call": null, "tool_calls": if calls.is_null() { json!([]) } else { calls },
-                "reasoning": null,
+                "reasoning": reasoning,
             }),
         }
     }
@@ -202,8 +223,8 @@ impl ResponseRenderer {
     fn tool_call(&self, index: usize, name: Option<&str>, arguments: &str) -> Value {
         match name {
             Some(name) => json!({
-                "id": format!("call_{:024x}", super::tokens::hash_bytes(format!("{}/{index}", self.id).as_bytes())),
-                "index": 0, "type": "function", "function": {"name": name, "arguments": arguments},
+                "id": self.call_id(index), "index": 0, "type": "function",
+                "function": {"name": name, "arguments": arguments},
             }),
             None => json!({"index": 0, "function": {"arguments": arguments}}),
         }
@@ -311,22 +332,22 @@ impl ResponseRenderer {
         Value::Object(chunk)
     }
 
-    /// Events that open a choice in a stream.
-    pub(crate) fn opening_events(&self, index: usize) -> Vec<Value> {
+    /// Event that opens a choice in a stream.
+    pub(crate) fn opening_event(&self, index: usize) -> Option<Value> {
         if self.endpoint != GenerationEndpoint::Chat {
-            return Vec::new();
+            return None;
         }
         let mut delta = Map::new();
         delta.insert("role".to_owned(), json!("assistant"));
         delta.insert("content".to_owned(), json!(""));
-        let mut events =
-            vec![self.chunk_with_usage_null(self.delta_choice(index, self.chat_delta(delta), None))];
-        if let Some(name) = &self.tool {
-            let mut delta = Map::new();
-            delta.insert("tool_calls".to_owned(), json!([self.tool_call(index, Some(name), "")]));
-            events.push(self.chunk_with_usage_null(self.delta_choice(index, self.chat_delta(delta), None)));
-        }
-        events
+        Some(self.chunk_with_usage_null(self.delta_choice(index, self.chat_delta(delta), None)))
+    }
+
+    /// Event that opens the tool call of a choice in a stream.
+    pub(crate) fn tool_opening_event(&self, index: usize) -> Value {
+        let mut delta = Map::new();
+        delta.insert("tool_calls".to_owned(), json!([self.tool_call(index, self.tool.as_deref(), "")]));
+        self.chunk_with_usage_null(self.delta_choice(index, self.chat_delta(delta), None))
     }
 
     /// Event of one token. `so_far` already contains it.
@@ -340,15 +361,20 @@ impl ResponseRenderer {
                 return value;
             }
             GenerationEndpoint::Chat => {
-                let mut delta = Map::new();
-                if self.tool.is_some() {
-                    delta.insert("tool_calls".to_owned(), json!([self.tool_call(index, None, &piece.text)]));
-                } else {
-                    delta.insert("content".to_owned(), json!(piece.text));
-                }
+                let (name, value) = match piece.part {
+                    OutputPart::Reasoning if self.protocol == SimProtocol::Vllm => {
+                        ("reasoning", json!(piece.text))
+                    }
+                    OutputPart::Reasoning => ("reasoning_content", json!(piece.text)),
+                    OutputPart::Content => ("content", json!(piece.text)),
+                    OutputPart::ToolArguments => {
+                        ("tool_calls", json!([self.tool_call(index, None, &piece.text)]))
+                    }
+                };
+                let delta = Map::from_iter([(name.to_owned(), value)]);
                 self.delta_choice(index, self.chat_delta(delta), None)
             }
-            GenerationEndpoint::Completion => self.delta_choice(index, json!(piece.text), None),
+            _ => self.delta_choice(index, json!(piece.text), None),
         };
         if let Some(choice) = choice.as_object_mut() {
             if self.logprobs {
@@ -377,9 +403,7 @@ impl ResponseRenderer {
                 let delta = self.chat_delta(Map::new());
                 self.chunk_with_usage_null(self.delta_choice(index, delta, output.finish.as_ref()))
             }
-            GenerationEndpoint::Completion => {
-                self.chunk_with_usage_null(self.delta_choice(index, json!(""), output.finish.as_ref()))
-            }
+            _ => self.chunk_with_usage_null(self.delta_choice(index, json!(""), output.finish.as_ref())),
         }
     }
 

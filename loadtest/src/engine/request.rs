@@ -4,9 +4,12 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+use super::api_responses::ResponsesRequest;
+use super::chat_prompt::{chat_prompt, is_thinking_requested};
 use super::response::SimRejection;
-use super::tokens::{push_generation_prompt, push_message, tokens_of_text};
+use super::tokens::tokens_of_text;
 use super::tools::SimToolCall;
+use super::{SimEngineState, api_messages};
 
 /// Maximum number of choices per prompt.
 const MAX_CHOICES: u64 = 128;
@@ -21,6 +24,10 @@ pub(crate) enum GenerationEndpoint {
     Chat,
     Completion,
     Generate,
+    /// Anthropic's Messages.
+    Messages,
+    /// `OpenAI`'s Responses.
+    Responses,
 }
 
 #[derive(Debug)]
@@ -40,26 +47,55 @@ pub(crate) struct GenerationRequest {
     pub(crate) logprobs_from: Option<usize>,
     pub(crate) return_token_ids: bool,
     pub(crate) tool: Option<SimToolCall>,
+    /// Whether the output starts with reasoning.
+    pub(crate) thinks: bool,
     pub(crate) rids: Vec<String>,
+    /// The body; of Messages and Responses, the equal chat completion.
     pub(crate) body: Map<String, Value>,
+    /// The request that a Responses object repeats.
+    pub(crate) responses: Option<Arc<ResponsesRequest>>,
+}
+
+/// Parses a JSON object. The error is the engine's 400 response.
+pub(crate) fn json_object(body: &[u8]) -> Result<Map<String, Value>, SimRejection> {
+    let body: Value = serde_json::from_slice(body)
+        .map_err(|error| SimRejection::bad_request(format!("JSON decode error: {error}")))?;
+    let Value::Object(body) = body else {
+        return Err(SimRejection::bad_request("Input should be a valid dictionary"));
+    };
+    Ok(body)
 }
 
 impl GenerationRequest {
-    /// Parses a body. The error is the engine's 400 response.
-    pub(crate) fn parse(api: GenerationEndpoint, body: &[u8]) -> Result<Self, SimRejection> {
-        let body: Value = serde_json::from_slice(body)
-            .map_err(|error| SimRejection::bad_request(format!("JSON decode error: {error}")))?;
-        let Value::Object(body) = body else {
-            return Err(SimRejection::bad_request("Input should be a valid dictionary"));
-        };
+    /// Parses the body of an endpoint's call.
+    pub(crate) fn of_call(
+        engine: &SimEngineState,
+        api: GenerationEndpoint,
+        body: &[u8],
+    ) -> Result<Self, SimRejection> {
+        let body = json_object(body)?;
+        match api {
+            GenerationEndpoint::Messages => {
+                Self::parse(api, api_messages::chat_form(engine.options.protocol, &body)?)
+            }
+            GenerationEndpoint::Responses => {
+                let (request, chat) = ResponsesRequest::parse(engine, body)?;
+                Ok(Self { responses: Some(request), ..Self::parse(api, chat)? })
+            }
+            _ => Self::parse(api, body),
+        }
+    }
+
+    /// Parses a body, of Messages and Responses the equal chat completion. The error is the engine's 400 response.
+    pub(crate) fn parse(api: GenerationEndpoint, body: Map<String, Value>) -> Result<Self, SimRejection> {
         let sampling = match api {
             GenerationEndpoint::Generate => {
                 body.get("sampling_params").and_then(Value::as_object).cloned().unwrap_or_default()
             }
-            GenerationEndpoint::Chat | GenerationEndpoint::Completion => body.clone(),
+            _ => body.clone(),
         };
         let (prompts, batched, tool) = match api {
-            GenerationEndpoint::Chat => {
+            GenerationEndpoint::Chat | GenerationEndpoint::Messages | GenerationEndpoint::Responses => {
                 let (tokens, tool) = chat_prompt(&body)?;
                 (vec![tokens], false, tool)
             }
@@ -78,6 +114,7 @@ impl GenerationRequest {
         let flag = |name: &str| body.get(name).and_then(Value::as_bool).unwrap_or(false);
         let logprobs = match api {
             GenerationEndpoint::Chat => flag("logprobs"),
+            GenerationEndpoint::Messages | GenerationEndpoint::Responses => false,
             GenerationEndpoint::Completion => body.get("logprobs").and_then(Value::as_u64).is_some(),
             GenerationEndpoint::Generate => flag("return_logprob"),
         };
@@ -103,8 +140,11 @@ impl GenerationRequest {
                 .and_then(|start| usize::try_from(start).ok()),
             return_token_ids: flag("return_token_ids"),
             tool,
+            thinks: !matches!(api, GenerationEndpoint::Completion | GenerationEndpoint::Generate)
+                && is_thinking_requested(&body),
             rids: strings(body.get("rid")),
             body,
+            responses: None,
         })
     }
 
@@ -148,7 +188,9 @@ fn choices(sampling: &Map<String, Value>) -> Result<u32, SimRejection> {
 fn max_tokens(api: GenerationEndpoint, sampling: &Map<String, Value>) -> Result<Option<u32>, SimRejection> {
     let names: &[&str] = match api {
         GenerationEndpoint::Chat => &["max_completion_tokens", "max_tokens"],
-        GenerationEndpoint::Completion => &["max_tokens"],
+        GenerationEndpoint::Completion | GenerationEndpoint::Messages | GenerationEndpoint::Responses => {
+            &["max_tokens"]
+        }
         GenerationEndpoint::Generate => &["max_new_tokens"],
     };
     for name in names {
@@ -165,7 +207,7 @@ fn max_tokens(api: GenerationEndpoint, sampling: &Map<String, Value>) -> Result<
     }
     // Default limits of SGLang and vLLM for completions.
     Ok(match api {
-        GenerationEndpoint::Chat => None,
+        GenerationEndpoint::Chat | GenerationEndpoint::Messages | GenerationEndpoint::Responses => None,
         GenerationEndpoint::Completion => Some(16),
         GenerationEndpoint::Generate => Some(128),
     })
@@ -206,61 +248,13 @@ fn token_ids(ids: &[Value]) -> Option<Vec<u32>> {
     ids.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
 }
 
-/// The text of a message: a string, or parts, of which non-text ones count by their JSON.
-fn content_text(message: &Value) -> String {
-    let mut text = match message.get("content") {
-        Some(Value::String(text)) => text.clone(),
-        Some(Value::Array(parts)) => parts
-            .iter()
-            .map(|part| match part.get("text").and_then(Value::as_str) {
-                Some(text) => text.to_owned(),
-                None => part.to_string(),
-            })
-            .collect(),
-        _ => String::new(),
-    };
-    if let Some(calls) = message.get("tool_calls").filter(|calls| !calls.is_null()) {
-        text.push_str(&calls.to_string());
-    }
-    text
-}
-
-/// Renders a conversation to tokens.
-pub(crate) fn chat_prompt(
-    body: &Map<String, Value>,
-) -> Result<(Arc<Vec<u32>>, Option<SimToolCall>), SimRejection> {
-    let messages = body
-        .get("messages")
-        .and_then(Value::as_array)
-        .filter(|messages| !messages.is_empty())
-        .ok_or_else(|| SimRejection::bad_request("messages: Field required, a non-empty list"))?;
-    let mut tokens = Vec::new();
-    if let Some(tools) = body.get("tools").filter(|tools| tools.is_array()) {
-        push_message(&mut tokens, "tools", &tools.to_string());
-    }
-    let mut last_user_text = String::new();
-    for message in messages {
-        let role = message
-            .get("role")
-            .and_then(Value::as_str)
-            .ok_or_else(|| SimRejection::bad_request("messages: every message needs a role"))?;
-        let text = content_text(message);
-        push_message(&mut tokens, role, &text);
-        if role == "user" {
-            last_user_text = text;
-        }
-    }
-    push_generation_prompt(&mut tokens, "assistant");
-    Ok((Arc::new(tokens), SimToolCall::of(body, &last_user_text)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
     fn read(api: GenerationEndpoint, body: &str) -> Result<GenerationRequest, SimRejection> {
-        GenerationRequest::parse(api, body.as_bytes())
+        GenerationRequest::parse(api, json_object(body.as_bytes())?)
     }
 
     #[test]

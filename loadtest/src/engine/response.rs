@@ -30,12 +30,57 @@ pub(crate) type SimResponse = Response<UnsyncBoxBody<Bytes, BodyAborted>>;
 pub(crate) struct SimRejection {
     pub(crate) status: StatusCode,
     pub(crate) kind: &'static str,
+    /// The member of the request that is wrong.
+    pub(crate) param: Option<&'static str>,
     pub(crate) message: String,
 }
 
+/// Kind of a rejection by vLLM's validation of the body, before any of its handlers.
+pub(crate) const INVALID_BODY: &str = "Bad Request";
+
 impl SimRejection {
     pub(crate) fn bad_request(message: impl Into<String>) -> Self {
-        Self { status: StatusCode::BAD_REQUEST, kind: "BadRequestError", message: message.into() }
+        Self {
+            status: StatusCode::BAD_REQUEST,
+            kind: "BadRequestError",
+            param: None,
+            message: message.into(),
+        }
+    }
+
+    /// A body without a required member, or with one of a wrong type.
+    pub(crate) fn invalid_body(param: &'static str, message: &str) -> Self {
+        let message = format!("1 validation error:\n  {param}: {message}");
+        Self { status: StatusCode::BAD_REQUEST, kind: INVALID_BODY, param: Some(param), message }
+    }
+
+    /// A member that the Responses API rejects.
+    pub(crate) fn invalid_request(
+        status: StatusCode,
+        param: &'static str,
+        message: impl Into<String>,
+    ) -> Self {
+        Self { status, kind: "invalid_request_error", param: Some(param), message: message.into() }
+    }
+
+    /// vLLM's rejection of a model that it does not serve.
+    pub(crate) fn unknown_model(model: &str, served: &str) -> Self {
+        Self {
+            status: StatusCode::NOT_FOUND,
+            kind: "NotFoundError",
+            param: Some("model"),
+            message: format!("The model `{model}` does not exist. Valid aliases: {served}."),
+        }
+    }
+
+    /// A failure of the engine.
+    pub(crate) fn internal_error(message: impl Into<String>) -> Self {
+        Self {
+            status: StatusCode::INTERNAL_SERVER_ERROR,
+            kind: "InternalServerError",
+            param: None,
+            message: message.into(),
+        }
     }
 
     /// SGLang's rejection of a request that did not come through a gateway.
@@ -43,6 +88,7 @@ impl SimRejection {
         Self {
             status: StatusCode::BAD_REQUEST,
             kind: "BadRequest",
+            param: None,
             message: "Invalid request: Disaggregated request received without bootstrap room id".to_owned(),
         }
     }
@@ -72,6 +118,11 @@ pub(crate) fn text(status: StatusCode, body: impl Into<Bytes>) -> SimResponse {
     with_content_type(status, "text/plain; charset=utf-8", body.into())
 }
 
+/// A body of another type.
+pub(crate) fn bytes(content_type: &'static str, body: &'static [u8]) -> SimResponse {
+    with_content_type(StatusCode::OK, content_type, Bytes::from_static(body))
+}
+
 pub(crate) fn empty() -> SimResponse {
     Response::new(Full::new(Bytes::new()).map_err(BodyAborted::from).boxed_unsync())
 }
@@ -90,18 +141,25 @@ pub(crate) fn event(value: &Value) -> Bytes {
     Bytes::from(format!("data: {value}\n\n"))
 }
 
+/// An event with its type in a line of its own, as Messages and Responses have.
+pub(crate) fn named_event(value: &Value) -> Bytes {
+    let name = value.get("type").and_then(Value::as_str).unwrap_or_default();
+    Bytes::from(format!("event: {name}\ndata: {value}\n\n"))
+}
+
 pub(crate) fn done_event() -> Bytes {
     Bytes::from_static(b"data: [DONE]\n\n")
 }
 
 /// An error in the format of each engine's OpenAI API.
-pub(crate) fn error_value(protocol: SimProtocol, status: StatusCode, kind: &str, message: &str) -> Value {
+pub(crate) fn error_value(protocol: SimProtocol, rejection: &SimRejection) -> Value {
+    let SimRejection { status, kind, param, message } = rejection;
     match protocol {
         SimProtocol::Sglang => json!({
             "object": "error", "message": message, "type": kind, "param": null, "code": status.as_u16(),
         }),
         SimProtocol::Vllm => json!({
-            "error": {"message": message, "type": kind, "param": null, "code": status.as_u16()},
+            "error": {"message": message, "type": kind, "param": param, "code": status.as_u16()},
         }),
     }
 }
@@ -112,7 +170,7 @@ pub(crate) fn stream_error_value(message: &str) -> Value {
 }
 
 pub(crate) fn rejection(protocol: SimProtocol, rejection: &SimRejection) -> SimResponse {
-    json_with(rejection.status, &error_value(protocol, rejection.status, rejection.kind, &rejection.message))
+    json_with(rejection.status, &error_value(protocol, rejection))
 }
 
 pub(crate) fn not_found(protocol: SimProtocol) -> SimResponse {

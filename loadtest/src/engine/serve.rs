@@ -22,7 +22,10 @@ use super::response::{self, BodyAborted, SimRejection, SimResponse};
 use super::server::{ConnectionFault, ConnectionFaultKind, read_body};
 use super::stats::{AbortKind, MAX_RECORDED_REQUESTS, RecordedRequest, unix_ms, unix_s};
 use super::stream::stream_response;
-use super::{AbortableRequest, SimEngineState, SimProtocol, SimRole, api_sglang, api_vllm};
+use super::{
+    AbortableRequest, SimEngineState, SimProtocol, SimRole, api_messages, api_responses, api_sglang,
+    api_vllm, media, scoring,
+};
 
 /// Maximum request body in bytes, about 64 million.
 const MAX_BODY_BYTES: usize = 64 * 1024 * 1024;
@@ -50,6 +53,8 @@ pub(crate) async fn handle(
         _ if parts.method != Method::POST => None,
         ("/v1/chat/completions", _) => Some(GenerationEndpoint::Chat),
         ("/v1/completions", _) => Some(GenerationEndpoint::Completion),
+        ("/v1/messages", _) => Some(GenerationEndpoint::Messages),
+        (api_responses::PATH, _) => Some(GenerationEndpoint::Responses),
         ("/generate", SimProtocol::Sglang) => Some(GenerationEndpoint::Generate),
         _ => None,
     };
@@ -58,9 +63,8 @@ pub(crate) async fn handle(
     }
     let scope = match path {
         _ if api.is_some() => FaultScope::Generation,
-        "/tokenize" | "/v1/tokenize" | "/v1/chat/completions/render" | "/v1/completions/render" => {
-            FaultScope::Tokenization
-        }
+        "/tokenize" | "/v1/tokenize" | "/v1/messages/count_tokens" => FaultScope::Tokenization,
+        _ if path.ends_with("/render") => FaultScope::Tokenization,
         _ => FaultScope::Other,
     };
     if scope == FaultScope::Tokenization {
@@ -76,6 +80,9 @@ pub(crate) async fn handle(
             if let Some(response) =
                 fault_response(engine.options.protocol, connection_fault, fault, false).await
             {
+                return response;
+            }
+            if let Some(response) = shared_route(engine, &parts, &body) {
                 return response;
             }
             match engine.options.protocol {
@@ -148,6 +155,21 @@ fn simulator_route(engine: &Arc<SimEngineState>, parts: &Parts, body: &Bytes) ->
     }
 }
 
+/// Endpoints of both engines that do not generate.
+fn shared_route(engine: &SimEngineState, parts: &Parts, body: &Bytes) -> Option<SimResponse> {
+    if let Some(response) = api_responses::dispatch(engine, parts) {
+        return Some(response);
+    }
+    if parts.method != Method::POST {
+        return None;
+    }
+    let path = parts.uri.path();
+    if path == "/v1/messages/count_tokens" {
+        return Some(api_messages::count_tokens(engine, body));
+    }
+    scoring::dispatch(engine, path, body).or_else(|| media::dispatch(engine, parts, body))
+}
+
 /// The response under a fault that requires no generation, if such a fault is set.
 async fn fault_response(
     protocol: SimProtocol,
@@ -181,8 +203,19 @@ async fn fault_response(
 }
 
 fn internal_error(protocol: SimProtocol, message: &str) -> SimResponse {
-    let status = StatusCode::INTERNAL_SERVER_ERROR;
-    response::json_with(status, &response::error_value(protocol, status, "InternalServerError", message))
+    response::rejection(protocol, &SimRejection::internal_error(message))
+}
+
+/// An error in the format of the endpoint.
+fn reject(api: GenerationEndpoint, protocol: SimProtocol, rejection: &SimRejection) -> SimResponse {
+    match api {
+        GenerationEndpoint::Generate if rejection.status.is_client_error() => {
+            response::json_with(rejection.status, &json!({"error": {"message": rejection.message}}))
+        }
+        GenerationEndpoint::Messages => api_messages::reject(protocol, rejection),
+        GenerationEndpoint::Responses => api_responses::reject(protocol, rejection),
+        _ => response::rejection(protocol, rejection),
+    }
 }
 
 /// Counts a request, and counts it as aborted by its client if dropped before its outcome is recorded.
@@ -251,7 +284,7 @@ async fn generate(
 ) -> SimResponse {
     let GenerationCall { api, parts, body } = call;
     let protocol = engine.options.protocol;
-    let parsed = GenerationRequest::parse(api, body);
+    let parsed = GenerationRequest::of_call(engine, api, body);
     let rids = parsed.as_ref().map(|parsed| request_ids(parsed, parts, protocol)).unwrap_or_default();
     let mut guard = OpenRequestGuard::new(engine, rids.clone());
     if !matches!(
@@ -285,28 +318,19 @@ async fn generate(
         Ok(planned) => planned,
         Err(rejection) => {
             guard.record_outcome(true);
-            return match api {
-                GenerationEndpoint::Generate => {
-                    response::json_with(rejection.status, &json!({"error": {"message": rejection.message}}))
-                }
-                GenerationEndpoint::Chat | GenerationEndpoint::Completion => {
-                    response::rejection(protocol, &rejection)
-                }
-            };
+            return reject(api, protocol, &rejection);
         }
     };
     if planned.parsed.stream {
         return stream_response(engine, guard, planned, fault).await;
     }
-    let PlannedGeneration { renderer, parsed, jobs } = planned;
-    let generations = join_all(jobs.into_iter().map(|job| generate_choice(engine, job))).await;
-    let outputs: Result<Vec<ChoiceOutput>, GenerationError> = generations.into_iter().collect();
-    match outputs {
-        Ok(mut outputs) => {
-            for (index, output) in outputs.iter_mut().enumerate() {
-                fill_request_fields(output, &parsed, index, &engine.options.role);
-            }
-            let whole = renderer.complete_response(&outputs, parsed.batched);
+    if let Some(request) = planned.parsed.responses.clone().filter(|request| request.is_in_background()) {
+        let queued = request.store_queued(&planned.renderer.model, guard.cancel.clone());
+        generate_in_background(engine, guard, planned);
+        return response::json_ok(&queued);
+    }
+    match generate_all(engine, planned).await {
+        Ok(whole) => {
             if let EngineFault::DisconnectMidStream { .. } | EngineFault::HangMidStream { .. } = fault {
                 return truncated_response(&whole, guard, fault);
             }
@@ -315,9 +339,51 @@ async fn generate(
         }
         Err(error) => {
             guard.record_outcome(true);
-            internal_error(protocol, &error.message)
+            reject(api, protocol, &SimRejection::internal_error(error.message))
         }
     }
+}
+
+/// Generates all choices; returns the whole response.
+async fn generate_all(
+    engine: &Arc<SimEngineState>,
+    planned: PlannedGeneration,
+) -> Result<Value, GenerationError> {
+    let PlannedGeneration { renderer, parsed, jobs } = planned;
+    let generations = join_all(jobs.into_iter().map(|job| generate_choice(engine, job))).await;
+    let mut outputs = generations.into_iter().collect::<Result<Vec<ChoiceOutput>, GenerationError>>()?;
+    for (index, output) in outputs.iter_mut().enumerate() {
+        fill_request_fields(output, &parsed, index, &engine.options.role);
+    }
+    Ok(match (renderer.endpoint, &parsed.responses) {
+        (GenerationEndpoint::Messages, _) => api_messages::complete_response(&renderer, &outputs),
+        (GenerationEndpoint::Responses, Some(request)) => {
+            let whole = api_responses::complete_response(&renderer, request, &outputs);
+            request.store_finished(&whole);
+            whole
+        }
+        _ => renderer.complete_response(&outputs, parsed.batched),
+    })
+}
+
+/// Generates a response for which the client does not wait.
+fn generate_in_background(
+    engine: &Arc<SimEngineState>,
+    mut guard: OpenRequestGuard,
+    planned: PlannedGeneration,
+) {
+    let (engine, stop) = (Arc::clone(engine), engine.supervisor.token());
+    engine.clone().supervisor.spawn("sim-engine-background", async move {
+        let request = planned.parsed.responses.clone();
+        let result = tokio::select! {
+            result = generate_all(&engine, planned) => result,
+            () = stop.cancelled() => return,
+        };
+        guard.record_outcome(result.is_err());
+        if let (Err(_), Some(request)) = (result, request) {
+            request.store_failed();
+        }
+    });
 }
 
 /// Values from the pair protocol and the headers of a request.
@@ -344,10 +410,10 @@ fn request_ids(parsed: &GenerationRequest, parts: &Parts, protocol: SimProtocol)
             let client_id =
                 parts.headers.get("x-request-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
             let id = client_id.unwrap_or_else(response::hex_id);
-            vec![if parsed.endpoint == GenerationEndpoint::Chat {
-                format!("chatcmpl-{id}")
-            } else {
-                format!("cmpl-{id}")
+            vec![match (parsed.endpoint, &parsed.responses) {
+                (_, Some(request)) => request.id.clone(),
+                (GenerationEndpoint::Chat | GenerationEndpoint::Messages, None) => format!("chatcmpl-{id}"),
+                _ => format!("cmpl-{id}"),
             }]
         }
     }
@@ -378,6 +444,7 @@ fn generation_jobs(
                 max_tokens: parsed.max_tokens,
                 stop: parsed.stop.clone(),
                 tool_call: parsed.tool.clone(),
+                thinks: parsed.thinks,
                 transfer: handover.clone(),
                 rank: *rank,
                 timing: timing.clone(),

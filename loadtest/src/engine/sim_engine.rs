@@ -84,6 +84,7 @@ impl SimEngine {
             refuse_connections: refusing,
             adapters: adapters::LoraAdapters::default(),
             canned: config.canned.map(|canned| Arc::new(CannedResponses::new(&config, &canned))),
+            response_store: Arc::default(),
             ready: AtomicBool::new(config.ready_after.is_zero()),
             options: config,
         });

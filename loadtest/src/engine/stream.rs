@@ -8,8 +8,13 @@ use futures_util::StreamExt as _;
 use futures_util::stream::{self, BoxStream};
 use serde_json::Value;
 
+use super::api_messages::MessagesStream;
+use super::api_responses::ResponsesStream;
+use super::cache::CachedTokens;
 use super::faults::EngineFault;
-use super::generation::{ChoiceGeneration, GenerationError, GenerationFinish, GenerationJob, OutputToken};
+use super::generation::{
+    ChoiceGeneration, GenerationError, GenerationFinish, GenerationJob, OutputPart, OutputToken,
+};
 use super::render::{ChoiceOutput, ResponseRenderer};
 use super::request::GenerationEndpoint;
 use super::response::{self, BodyAborted, SimResponse};
@@ -18,7 +23,8 @@ use super::{SimEngineState, SimProtocol};
 
 /// An event of one of the stream's choices.
 enum GenerationEvent {
-    Started,
+    /// The prompt is available; this many of its tokens were cached.
+    Started(CachedTokens),
     Token(OutputToken),
     Finished(Box<ChoiceOutput>),
     Failed(GenerationError),
@@ -39,7 +45,10 @@ fn generation_events(
         async move {
             let (happening, next) = match state {
                 GenerationState::Waiting(job) => match ChoiceGeneration::start(&engine, *job).await {
-                    Ok(running) => (GenerationEvent::Started, GenerationState::Generating(Box::new(running))),
+                    Ok(running) => (
+                        GenerationEvent::Started(running.cached),
+                        GenerationState::Generating(Box::new(running)),
+                    ),
                     Err(error) => (GenerationEvent::Failed(error), GenerationState::Done),
                 },
                 GenerationState::Generating(mut running) => match running.next().await {
@@ -61,19 +70,125 @@ fn generation_events(
     .boxed()
 }
 
+/// Renders what happens to a request's choices as one API's events.
+enum EventRenderer {
+    Openai {
+        renderer: ResponseRenderer,
+        include_usage: bool,
+        /// Whether the tool call of a choice has been opened.
+        tool_opened: Vec<bool>,
+    },
+    Messages(MessagesStream),
+    Responses(Box<ResponsesStream>),
+}
+
+fn named_events(events: Vec<Value>) -> Vec<Bytes> {
+    events.iter().map(response::named_event).collect()
+}
+
+impl EventRenderer {
+    fn of(planned: &PlannedGeneration) -> Self {
+        let renderer = planned.renderer.clone();
+        match (renderer.endpoint, &planned.parsed.responses) {
+            (GenerationEndpoint::Messages, _) => Self::Messages(MessagesStream::new(renderer)),
+            (GenerationEndpoint::Responses, Some(request)) => {
+                Self::Responses(Box::new(ResponsesStream::new(renderer, Arc::clone(request))))
+            }
+            _ => Self::Openai {
+                renderer,
+                include_usage: planned.parsed.include_usage,
+                tool_opened: vec![false; planned.jobs.len()],
+            },
+        }
+    }
+
+    /// Events before any prompt is computed.
+    fn opened(&mut self) -> Vec<Bytes> {
+        match self {
+            Self::Openai { .. } | Self::Messages(_) => Vec::new(),
+            Self::Responses(stream) => named_events(stream.opened()),
+        }
+    }
+
+    /// Whether the head is sent before the first event of the generation.
+    fn sends_head_early(&self) -> bool {
+        match self {
+            Self::Openai { renderer, .. } => renderer.protocol == SimProtocol::Vllm,
+            Self::Messages(_) | Self::Responses(_) => true,
+        }
+    }
+
+    fn started(&mut self, index: usize, output: &ChoiceOutput) -> Vec<Bytes> {
+        match self {
+            Self::Openai { renderer, .. } => {
+                renderer.opening_event(index).iter().map(response::event).collect()
+            }
+            Self::Messages(stream) => named_events(stream.started(output)),
+            Self::Responses(_) => Vec::new(),
+        }
+    }
+
+    fn token(&mut self, index: usize, piece: &OutputToken, output: &ChoiceOutput) -> Vec<Bytes> {
+        match self {
+            Self::Openai { renderer, tool_opened, .. } => {
+                let opened = tool_opened.get_mut(index).filter(|_| piece.part == OutputPart::ToolArguments);
+                let opens = opened.is_some_and(|opened| !std::mem::replace(opened, true));
+                let tool = opens.then(|| renderer.tool_opening_event(index));
+                tool.iter()
+                    .chain(&[renderer.token_event(index, piece, output)])
+                    .map(response::event)
+                    .collect()
+            }
+            Self::Messages(stream) => named_events(stream.token(piece, output)),
+            Self::Responses(stream) => named_events(stream.token(piece)),
+        }
+    }
+
+    fn finished(&mut self, index: usize, output: &ChoiceOutput) -> Vec<Bytes> {
+        match self {
+            Self::Openai { renderer, .. } => vec![response::event(&renderer.closing_event(index, output))],
+            Self::Messages(stream) => named_events(stream.finished(output)),
+            Self::Responses(stream) => named_events(stream.finished(output)),
+        }
+    }
+
+    /// Events of a failure, or `None` if the body is truncated.
+    fn failed(&mut self, message: &str) -> Option<Vec<Bytes>> {
+        match self {
+            Self::Openai { .. } => Some(vec![response::event(&response::stream_error_value(message))]),
+            Self::Messages(stream) => Some(named_events(stream.failed(message))),
+            Self::Responses(stream) => stream.failed(message).map(named_events),
+        }
+    }
+
+    /// Events after all choices.
+    fn closed(&self, outputs: &[ChoiceOutput], failed: bool) -> Vec<Bytes> {
+        match self {
+            Self::Openai { renderer, include_usage, .. } => {
+                let has_usage =
+                    *include_usage && renderer.endpoint != GenerationEndpoint::Generate && !failed;
+                let usage = has_usage.then(|| response::event(&renderer.usage_event(outputs)));
+                usage.into_iter().chain([response::done_event()]).collect()
+            }
+            Self::Messages(_) | Self::Responses(_) => Vec::new(),
+        }
+    }
+}
+
 /// An event stream over all choices of a request.
 struct SseEventStream {
     events: stream::SelectAll<BoxStream<'static, (usize, GenerationEvent)>>,
-    frame: ResponseRenderer,
+    renderer: EventRenderer,
     outputs: Vec<ChoiceOutput>,
     /// Tokens not sent yet, by choice.
     unsent: Vec<Option<OutputToken>>,
     /// Number of tokens per event, after the first one.
     interval: u64,
-    include_usage: bool,
     queue: VecDeque<Bytes>,
     guard: Option<OpenRequestGuard>,
     failed: bool,
+    /// Whether the body ends here without its end.
+    truncated: bool,
     tokens_sent: u64,
     fault_after_tokens: Option<u64>,
     fault: EngineFault,
@@ -86,13 +201,16 @@ impl SseEventStream {
                 return Some(Ok(event));
             }
             self.guard.as_ref()?;
+            if self.truncated {
+                return Some(Err(abort_body(self.guard.take(), EngineFault::None).await));
+            }
             if self.fault_after_tokens.is_some_and(|limit| self.tokens_sent >= limit) {
                 return Some(Err(abort_body(self.guard.take(), self.fault).await));
             }
             match self.events.next().await {
                 Some((index, happening)) => self.write(index, happening),
                 None => {
-                    self.close();
+                    self.queue.extend(self.renderer.closed(&self.outputs, self.failed));
                     // Recorded before the last bytes are sent: a client may disconnect when it receives them.
                     if let Some(mut guard) = self.guard.take() {
                         guard.record_outcome(self.failed);
@@ -102,44 +220,46 @@ impl SseEventStream {
         }
     }
 
-    fn push(&mut self, value: &Value) {
-        self.queue.push_back(response::event(value));
-    }
-
     fn write(&mut self, index: usize, happening: GenerationEvent) {
         match happening {
-            GenerationEvent::Started => {
-                for value in self.frame.opening_events(index) {
-                    self.push(&value);
+            GenerationEvent::Started(cached) => {
+                if let Some(output) = self.outputs.get_mut(index) {
+                    output.cached = cached;
+                    self.queue.extend(self.renderer.started(index, output));
                 }
             }
-            GenerationEvent::Token(piece) => {
-                self.tokens_sent += 1;
-                if let (Some(output), Some(unsent)) =
-                    (self.outputs.get_mut(index), self.unsent.get_mut(index))
-                {
-                    let unsent =
-                        unsent.get_or_insert_with(|| OutputToken { text: String::new(), id: piece.id });
-                    unsent.text.push_str(&piece.text);
-                    output.push(piece);
-                    if output.token_ids.len() as u64 % self.interval == 1 % self.interval {
-                        self.flush(index);
-                    }
-                }
-            }
+            GenerationEvent::Token(piece) => self.write_token(index, piece),
             GenerationEvent::Finished(ended) => {
                 self.flush(index);
                 if let Some(output) = self.outputs.get_mut(index) {
                     output.finish = ended.finish;
                     output.prompt_tokens = ended.prompt_tokens;
                     output.cached = ended.cached;
-                    let value = self.frame.closing_event(index, output);
-                    self.push(&value);
+                    self.queue.extend(self.renderer.finished(index, output));
                 }
             }
             GenerationEvent::Failed(error) => {
                 self.failed = true;
-                self.push(&response::stream_error_value(&error.message));
+                match self.renderer.failed(&error.message) {
+                    Some(events) => self.queue.extend(events),
+                    None => self.truncated = true,
+                }
+            }
+        }
+    }
+
+    fn write_token(&mut self, index: usize, piece: OutputToken) {
+        self.tokens_sent += 1;
+        let continues = |unsent: &OutputToken| unsent.part == piece.part;
+        if !self.unsent.get(index).and_then(Option::as_ref).is_none_or(continues) {
+            self.flush(index);
+        }
+        if let (Some(output), Some(unsent)) = (self.outputs.get_mut(index), self.unsent.get_mut(index)) {
+            let unsent = unsent.get_or_insert_with(|| OutputToken { text: String::new(), ..piece });
+            unsent.text.push_str(&piece.text);
+            output.push(piece);
+            if output.token_ids.len() as u64 % self.interval == 1 % self.interval {
+                self.flush(index);
             }
         }
     }
@@ -148,17 +268,8 @@ impl SseEventStream {
     fn flush(&mut self, index: usize) {
         let unsent = self.unsent.get_mut(index).and_then(Option::take);
         if let (Some(piece), Some(output)) = (unsent, self.outputs.get(index)) {
-            let value = self.frame.token_event(index, &piece, output);
-            self.push(&value);
+            self.queue.extend(self.renderer.token(index, &piece, output));
         }
-    }
-
-    fn close(&mut self) {
-        if self.include_usage && self.frame.endpoint != GenerationEndpoint::Generate && !self.failed {
-            let value = self.frame.usage_event(&self.outputs);
-            self.push(&value);
-        }
-        self.queue.push_back(response::done_event());
     }
 }
 
@@ -169,7 +280,8 @@ pub(crate) async fn stream_response(
     planned: PlannedGeneration,
     fault: EngineFault,
 ) -> SimResponse {
-    let PlannedGeneration { renderer: frame, parsed, jobs } = planned;
+    let mut renderer = EventRenderer::of(&planned);
+    let PlannedGeneration { renderer: values, parsed, jobs } = planned;
     let outputs: Vec<ChoiceOutput> = jobs
         .iter()
         .enumerate()
@@ -189,17 +301,17 @@ pub(crate) async fn stream_response(
         .map(|(index, job)| generation_events(Arc::clone(engine), index, job))
         .collect::<Vec<_>>();
     // Per-token values require an event per token.
-    let each = engine.options.protocol == SimProtocol::Vllm || frame.logprobs || frame.return_token_ids;
+    let each = engine.options.protocol == SimProtocol::Vllm || values.logprobs || values.return_token_ids;
     let mut events = SseEventStream {
         events: stream::select_all(happenings),
         unsent: vec![None; outputs.len()],
         interval: if each { 1 } else { u64::from(engine.options.stream_interval) },
-        frame,
+        queue: renderer.opened().into(),
+        renderer,
         outputs,
-        include_usage: parsed.include_usage,
-        queue: VecDeque::new(),
         guard: Some(guard),
         failed: false,
+        truncated: false,
         tokens_sent: 0,
         fault_after_tokens: match fault {
             EngineFault::DisconnectMidStream { tokens } | EngineFault::HangMidStream { tokens } => {
@@ -210,8 +322,7 @@ pub(crate) async fn stream_response(
         fault,
     };
     let mut first = Vec::new();
-    if engine.options.protocol == SimProtocol::Sglang {
-        // SGLang sends the head with the first event, vLLM before it.
+    if !events.renderer.sends_head_early() {
         first.extend(events.next().await);
     }
     let body = stream::iter(first).chain(stream::unfold(events, |mut events| async {

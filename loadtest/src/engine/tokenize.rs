@@ -4,9 +4,10 @@ use bytes::Bytes;
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::request::{GenerationEndpoint, GenerationRequest, chat_prompt};
+use super::chat_prompt::chat_prompt;
+use super::request::{GenerationEndpoint, GenerationRequest, json_object};
 use super::response::{self, SimRejection, SimResponse};
-use super::tokens::tokens_of_text;
+use super::tokens::{token_text, tokens_of_text};
 use super::{SimEngineState, SimProtocol};
 
 /// Maximum number of prompts per request (SGLang).
@@ -36,10 +37,10 @@ pub(crate) fn render(engine: &SimEngineState, api: GenerationEndpoint, body: &By
         let kind = "ForbiddenError";
         return response::rejection(
             protocol,
-            &SimRejection { status: StatusCode::FORBIDDEN, kind, message: message.to_owned() },
+            &SimRejection { status: StatusCode::FORBIDDEN, kind, param: None, message: message.to_owned() },
         );
     }
-    let parsed = match GenerationRequest::parse(api, body) {
+    let parsed = match GenerationRequest::of_call(engine, api, body) {
         Ok(parsed) => parsed,
         Err(rejection) => return response::rejection(protocol, &rejection),
     };
@@ -51,9 +52,38 @@ pub(crate) fn render(engine: &SimEngineState, api: GenerationEndpoint, body: &By
         })
     });
     response::json_ok(&match api {
-        GenerationEndpoint::Chat => requests.next().unwrap_or_default(),
         GenerationEndpoint::Completion | GenerationEndpoint::Generate => requests.collect(),
+        _ => requests.next().unwrap_or_default(),
     })
+}
+
+/// Responds with a text for token ids. Tokens are hashes, so it is not the text of which they are the tokens.
+pub(crate) fn detokenize(engine: &SimEngineState, body: &Bytes) -> SimResponse {
+    let protocol = engine.options.protocol;
+    match texts(protocol, body) {
+        Ok(text) => {
+            let name = if protocol == SimProtocol::Vllm { "prompt" } else { "text" };
+            response::json_ok(&json!({ name: text }))
+        }
+        Err(rejection) => response::rejection(protocol, &rejection),
+    }
+}
+
+/// One text, or a list of them if SGLang got several lists of ids.
+fn texts(protocol: SimProtocol, body: &[u8]) -> Result<Value, SimRejection> {
+    let body = json_object(body)?;
+    let invalid = || SimRejection::invalid_body("tokens", "Field required, a list of token ids");
+    let of = |ids: &[Value]| -> Result<String, SimRejection> {
+        ids.iter().map(|id| id.as_u64().map(token_text).ok_or_else(invalid)).collect()
+    };
+    match body.get("tokens").and_then(Value::as_array).map(Vec::as_slice) {
+        Some(lists @ [Value::Array(_), ..]) if protocol == SimProtocol::Sglang => {
+            let each = lists.iter().map(|list| list.as_array().ok_or_else(invalid).and_then(|ids| of(ids)));
+            each.collect::<Result<Vec<String>, _>>().map(|texts| json!(texts))
+        }
+        Some(ids) => of(ids).map(Value::String),
+        None => Err(invalid()),
+    }
 }
 
 /// `count` and `tokens`; both are lists if SGLang got several prompts.
@@ -97,6 +127,11 @@ mod tests {
         let rendered =
             chat_prompt(serde_json::from_str::<Value>(chat).unwrap().as_object().unwrap()).unwrap().0;
         assert_eq!(tokens, json!(*rendered));
+        let ids = |body: &str| texts(SimProtocol::Sglang, body.as_bytes());
+        let (one, two) = (token_text(1), token_text(2));
+        assert_eq!(ids(r#"{"tokens":[1,2]}"#).unwrap(), json!(format!("{one}{two}")));
+        assert_eq!(ids(r#"{"tokens":[[1],[2]]}"#).unwrap(), json!([one, two]));
+        assert!(ids(r#"{"tokens":["a"]}"#).is_err() && ids("{}").is_err());
         for bad in ["{}", "[]", "{", r#"{"prompt":7}"#] {
             assert!(read(SimProtocol::Sglang, bad).is_err(), "{bad}");
         }

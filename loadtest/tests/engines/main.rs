@@ -3,6 +3,7 @@
 #![expect(clippy::expect_used, clippy::panic, reason = "helpers of tests fail the test")]
 
 mod aborts;
+mod agents;
 mod canned;
 mod events;
 mod faults;
@@ -73,6 +74,13 @@ fn with(body: &Value, more: Value) -> Value {
     let members = body.as_object_mut().expect("an object");
     members.extend(more.as_object().expect("an object").clone());
     body
+}
+
+/// Exchanges of a real engine.
+fn recording(name: &str) -> Vec<Value> {
+    let path = format!("{}/tests/data/wire-{name}.jsonl", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(path).expect("a recording");
+    text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }
 
 fn content(response: &Value) -> &str {

@@ -8,7 +8,7 @@ use moongate_loadtest::engine::{
 };
 use serde_json::{Value, json};
 
-use super::{bootstrap, chat, client, content, events, get, post, start, start_vllm, with};
+use super::{bootstrap, chat, client, content, events, get, post, recording, start, start_vllm, with};
 
 /// Every member path of a value; list elements count as one.
 fn members(value: &Value, path: &str, into: &mut BTreeSet<String>) {
@@ -34,12 +34,6 @@ fn missing(recorded: &Value, simulated: &Value, allowed: &[&str]) -> Vec<String>
         .filter(|path| !allowed.iter().any(|allowed| path.contains(allowed)))
         .cloned()
         .collect()
-}
-
-fn recording(name: &str) -> Vec<Value> {
-    let path = format!("{}/tests/data/wire-{name}.jsonl", env!("CARGO_MANIFEST_DIR"));
-    let text = std::fs::read_to_string(path).expect("a recording");
-    text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }
 
 #[tokio::test]
