@@ -1,6 +1,7 @@
 //! End-to-end tests of the gateway, its tools and its sidecar with simulated engines.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
+mod agents;
 mod api;
 mod bad_input;
 mod console;
@@ -11,6 +12,7 @@ mod faults;
 mod fidelity;
 #[path = "../harness"]
 mod harness {
+    pub(crate) mod client_api;
     pub(crate) mod commands;
     pub(crate) mod fleet;
     pub(crate) mod gateway;

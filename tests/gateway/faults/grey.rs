@@ -10,6 +10,7 @@ use serde_json::json;
 use tokio::process::Command;
 
 use super::FaultTestOutcome;
+use crate::harness::client_api::ClientApi;
 use crate::harness::fleet::{TestFleet, TestFleetBuilder};
 use crate::harness::metrics::{metric, metric_at};
 use crate::harness::process::{GatewayAddresses, MoongateProcess};
@@ -32,7 +33,7 @@ async fn send(client: &reqwest::Client, url: &str, stream: bool) -> FaultTestOut
     let begun = Instant::now();
     let body = json!({"model": "sim", "prompt": "The quick brown fox", "max_tokens": 8, "stream": stream});
     let response = client.post(format!("{url}/v1/completions")).json(&body).timeout(TEST_TIMEOUT);
-    let outcome = FaultTestOutcome::read(response.send().await.unwrap()).await;
+    let outcome = FaultTestOutcome::read(ClientApi::Chat, response.send().await.unwrap()).await;
     FaultTestOutcome { took: begun.elapsed(), ..outcome }
 }
 

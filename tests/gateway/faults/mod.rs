@@ -6,6 +6,7 @@ mod grey;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::harness::TEST_TIMEOUT;
+use crate::harness::client_api::ClientApi;
 use clap::Parser;
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
@@ -15,7 +16,7 @@ use moongate_loadtest::engine::{
 };
 use moongate_runtime::Supervisor;
 use moongate_telemetry::Tracer;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 /// Time limit of each leg where silence is tested. Healthy requests must fit too, on a busy machine.
 const SILENT_LEG_TIMEOUT: Duration = Duration::from_secs(3);
@@ -43,6 +44,7 @@ struct FaultTestFleet {
     idle_tasks: usize,
     client: reqwest::Client,
     model: String,
+    api: ClientApi,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -50,13 +52,54 @@ struct EngineProtocolCase {
     name: &'static str,
     face: SimProtocol,
     connector: VllmConnector,
+    api: ClientApi,
+}
+
+impl EngineProtocolCase {
+    const fn with_api(self, name: &'static str, api: ClientApi) -> Self {
+        Self { name, api, ..self }
+    }
 }
 
 const PROTOCOLS: [EngineProtocolCase; 4] = [
-    EngineProtocolCase { name: "sglang", face: SimProtocol::Sglang, connector: VllmConnector::Nixl },
-    EngineProtocolCase { name: "vllm nixl", face: SimProtocol::Vllm, connector: VllmConnector::Nixl },
-    EngineProtocolCase { name: "vllm mooncake", face: SimProtocol::Vllm, connector: VllmConnector::Mooncake },
-    EngineProtocolCase { name: "vllm store", face: SimProtocol::Vllm, connector: VllmConnector::Store },
+    EngineProtocolCase {
+        name: "sglang",
+        face: SimProtocol::Sglang,
+        connector: VllmConnector::Nixl,
+        api: ClientApi::Chat,
+    },
+    EngineProtocolCase {
+        name: "vllm nixl",
+        face: SimProtocol::Vllm,
+        connector: VllmConnector::Nixl,
+        api: ClientApi::Chat,
+    },
+    EngineProtocolCase {
+        name: "vllm mooncake",
+        face: SimProtocol::Vllm,
+        connector: VllmConnector::Mooncake,
+        api: ClientApi::Chat,
+    },
+    EngineProtocolCase {
+        name: "vllm store",
+        face: SimProtocol::Vllm,
+        connector: VllmConnector::Store,
+        api: ClientApi::Chat,
+    },
+];
+
+const RESPONSES: [EngineProtocolCase; 4] = [
+    PROTOCOLS[0].with_api("sglang, responses", ClientApi::Responses),
+    PROTOCOLS[1].with_api("vllm nixl, responses", ClientApi::Responses),
+    PROTOCOLS[2].with_api("vllm mooncake, responses", ClientApi::Responses),
+    PROTOCOLS[3].with_api("vllm store, responses", ClientApi::Responses),
+];
+
+const MESSAGES: [EngineProtocolCase; 4] = [
+    PROTOCOLS[0].with_api("sglang, messages", ClientApi::Messages),
+    PROTOCOLS[1].with_api("vllm nixl, messages", ClientApi::Messages),
+    PROTOCOLS[2].with_api("vllm mooncake, messages", ClientApi::Messages),
+    PROTOCOLS[3].with_api("vllm store, messages", ClientApi::Messages),
 ];
 
 impl FaultTestFleet {
@@ -111,7 +154,8 @@ impl FaultTestFleet {
         let tasks_at_rest = supervisor.running_tasks();
         // A connection for each request, so that open connections can be counted.
         let client = reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0).build().unwrap();
-        Self { prefills, decodes, gateway, supervisor, idle_tasks: tasks_at_rest, client, model }
+        let api = protocol.api;
+        Self { prefills, decodes, gateway, supervisor, idle_tasks: tasks_at_rest, client, model, api }
     }
 
     fn engines(&self) -> impl Iterator<Item = &SimEngine> {
@@ -119,13 +163,8 @@ impl FaultTestFleet {
     }
 
     async fn post(&self, stream: bool, max_tokens: u32) -> reqwest::Result<reqwest::Response> {
-        let body = json!({
-            "model": self.model,
-            "messages": [{"role": "user", "content": "The quick brown fox jumps over the lazy dog, again and again."}],
-            "max_tokens": max_tokens,
-            "stream": stream,
-        });
-        let url = format!("http://{}/v1/chat/completions", self.gateway.address);
+        let body = self.api.body(&self.model, stream, max_tokens);
+        let url = format!("http://{}{}", self.gateway.address, self.api.path());
         self.client.post(url).json(&body).send().await
     }
 
@@ -133,7 +172,7 @@ impl FaultTestFleet {
         let started = Instant::now();
         let outcome = match self.post(stream, 8).await {
             Err(error) => panic!("the gateway itself must answer: {error}"),
-            Ok(response) => FaultTestOutcome::read(response).await,
+            Ok(response) => FaultTestOutcome::read(self.api, response).await,
         };
         FaultTestOutcome { took: started.elapsed(), ended_unix_ms: unix_ms(), ..outcome }
     }
@@ -171,6 +210,7 @@ impl FaultTestFleet {
 /// The response to a client, as the client observed it.
 #[derive(Debug)]
 struct FaultTestOutcome {
+    api: ClientApi,
     status: u16,
     text: String,
     /// Whether the body ended as HTTP requires.
@@ -180,7 +220,7 @@ struct FaultTestOutcome {
 }
 
 impl FaultTestOutcome {
-    async fn read(response: reqwest::Response) -> Self {
+    async fn read(api: ClientApi, response: reqwest::Response) -> Self {
         let status = response.status().as_u16();
         let mut text = String::new();
         let mut clean_end = true;
@@ -191,7 +231,7 @@ impl FaultTestOutcome {
                 Err(_) => clean_end = false,
             }
         }
-        Self { status, text, clean_end, took: Duration::ZERO, ended_unix_ms: 0 }
+        Self { api, status, text, clean_end, took: Duration::ZERO, ended_unix_ms: 0 }
     }
 
     /// The generated text, if the response is complete.
@@ -200,26 +240,23 @@ impl FaultTestOutcome {
             return None;
         }
         if !stream {
-            let answer: Value = serde_json::from_str(&self.text).ok()?;
-            return answer["choices"][0]["message"]["content"].as_str().map(str::to_owned);
+            return self.api.text(&serde_json::from_str(&self.text).ok()?);
         }
-        self.text.contains("data: [DONE]").then(|| {
+        self.text.contains(self.api.stream_end()).then(|| {
             let payloads = self.text.lines().filter_map(|line| line.strip_prefix("data: "));
-            let chunks = payloads.filter_map(|payload| serde_json::from_str::<Value>(payload).ok());
-            chunks.filter_map(|c| c["choices"][0]["delta"]["content"].as_str().map(str::to_owned)).collect()
+            let events = payloads.filter_map(|payload| serde_json::from_str::<Value>(payload).ok());
+            events.filter_map(|event| self.api.text_of_event(&event)).collect()
         })
     }
 
-    /// `error.code` of an error response or of the last event of a stream.
-    fn error_code(&self) -> Option<String> {
+    /// The JSON of an error response, or of the last event of a stream.
+    fn error(&self) -> Option<Value> {
         let json = if self.status == 200 {
             self.text.lines().filter_map(|line| line.strip_prefix("data: ")).next_back()?
         } else {
             &self.text
         };
-        let error: Value = serde_json::from_str(json).ok()?;
-        assert!(error["error"]["message"].is_string(), "an error has a message: {error}");
-        error["error"]["code"].as_str().map(str::to_owned)
+        serde_json::from_str(json).ok()
     }
 
     /// A correct response, or a typed error that no client can mistake for the end of a response.
@@ -228,16 +265,13 @@ impl FaultTestOutcome {
             assert_eq!(answer, right, "{case}: a complete answer is the right one");
             return;
         }
-        let code = self.error_code();
-        let known =
-            ["prefill_failed", "decode_failed", "engine_timeout", "worker_failed", "no_engine_available"];
         assert!(
-            code.as_deref().is_some_and(|code| known.contains(&code)),
+            self.error().is_some_and(|error| self.api.knows(&error)),
             "{case}: typed error, got {self:?}"
         );
         if self.status == 200 {
             assert!(!self.clean_end, "{case}: a failed stream must not end like a complete one: {self:?}");
-            assert!(!self.text.contains("[DONE]"), "{case}: no [DONE] after a failure");
+            assert!(!self.text.contains(self.api.stream_end()), "{case}: no regular end after a failure");
         }
     }
 }
@@ -395,7 +429,7 @@ async fn client_disconnects(protocol: EngineProtocolCase) {
         } else {
             let mut body = request.await.unwrap().bytes_stream();
             let first = body.next().await.unwrap().unwrap();
-            assert!(first.starts_with(b"data: "), "{case}");
+            assert!(first.starts_with(b"data: ") || first.starts_with(b"event: "), "{case}");
             if !silent {
                 body.next().await.unwrap().unwrap();
             }
@@ -461,4 +495,20 @@ for_each_protocol! {
     vllm_store_single_pair: single_pair, PROTOCOLS[3];
     vllm_store_second_pair_heals: second_pair_retries, PROTOCOLS[3];
     vllm_store_client_leaves: client_disconnects, PROTOCOLS[3];
+    sglang_responses_single_pair: single_pair, RESPONSES[0];
+    sglang_responses_second_pair_heals: second_pair_retries, RESPONSES[0];
+    sglang_responses_client_leaves: client_disconnects, RESPONSES[0];
+    sglang_messages_single_pair: single_pair, MESSAGES[0];
+    sglang_messages_second_pair_heals: second_pair_retries, MESSAGES[0];
+    sglang_messages_client_leaves: client_disconnects, MESSAGES[0];
+    vllm_nixl_responses_single_pair: single_pair, RESPONSES[1];
+    vllm_nixl_responses_second_pair_heals: second_pair_retries, RESPONSES[1];
+    vllm_nixl_responses_client_leaves: client_disconnects, RESPONSES[1];
+    vllm_nixl_messages_single_pair: single_pair, MESSAGES[1];
+    vllm_nixl_messages_second_pair_heals: second_pair_retries, MESSAGES[1];
+    vllm_nixl_messages_client_leaves: client_disconnects, MESSAGES[1];
+    vllm_mooncake_responses_single_pair: single_pair, RESPONSES[2];
+    vllm_mooncake_messages_single_pair: single_pair, MESSAGES[2];
+    vllm_store_responses_single_pair: single_pair, RESPONSES[3];
+    vllm_store_messages_single_pair: single_pair, MESSAGES[3];
 }

@@ -1,0 +1,184 @@
+//! The APIs that agents use, through pairs of every kind: the same text as a single engine, both legs, and conversations that continue a
+//! response by its id.
+
+use moongate_loadtest::engine::VllmConnector;
+use serde_json::{Value, json};
+
+use crate::harness::client_api::ClientApi;
+use crate::harness::fleet::{TestFleet, TestFleetBuilder};
+
+/// Every kind of pair.
+fn pairs() -> [(&'static str, TestFleetBuilder); 4] {
+    [
+        ("sglang", TestFleetBuilder::sglang()),
+        ("vllm nixl", TestFleetBuilder::vllm(VllmConnector::Nixl)),
+        ("vllm mooncake", TestFleetBuilder::vllm(VllmConnector::Mooncake)),
+        ("vllm store", TestFleetBuilder::vllm(VllmConnector::Store)),
+    ]
+}
+
+async fn exchange(fleet: &TestFleet, path: &str, body: &Value) -> (u16, String) {
+    let response = fleet.post(path, body.to_string()).await;
+    (response.status().as_u16(), response.text().await.unwrap())
+}
+
+async fn json_of(fleet: &TestFleet, path: &str, body: &Value) -> Value {
+    let (status, text) = exchange(fleet, path, body).await;
+    assert_eq!(status, 200, "{path}: {text}");
+    serde_json::from_str(&text).unwrap()
+}
+
+async fn get(fleet: &TestFleet, path: &str) -> (u16, Value) {
+    let response = fleet.client.get(fleet.gateway.url(path)).send().await.unwrap();
+    (response.status().as_u16(), response.json().await.unwrap())
+}
+
+/// The text of a request's response, streamed or not.
+async fn text(fleet: &TestFleet, api: ClientApi, stream: bool) -> String {
+    let body = api.body(&fleet.model(), stream, 12);
+    let (status, text) = exchange(fleet, api.path(), &body).await;
+    assert_eq!(status, 200, "{api:?}: {text}");
+    if !stream {
+        return api.text(&serde_json::from_str(&text).unwrap()).unwrap();
+    }
+    assert!(text.contains(api.stream_end()), "{api:?}: {text}");
+    let events = text.lines().filter_map(|line| line.strip_prefix("data: "));
+    let events = events.filter_map(|event| serde_json::from_str::<Value>(event).ok());
+    events.filter_map(|event| api.text_of_event(&event)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pairs_answer_as_one_engine() {
+    for ((name, pair), (_, single)) in pairs().into_iter().zip(pairs()) {
+        let (pair, single) = (pair.pairs(1).start().await, single.plain(1).start().await);
+        for api in [ClientApi::Chat, ClientApi::Responses, ClientApi::Messages] {
+            for stream in [false, true] {
+                let case = format!("{name}, {api:?}, stream {stream}");
+                let before = pair.engines.prefills[0].stats().started;
+                assert_eq!(text(&pair, api, stream).await, text(&single, api, stream).await, "{case}");
+                assert_eq!(pair.engines.prefills[0].stats().started, before + 1, "{case}: the prefill leg");
+                for engine in pair.engines.all() {
+                    let stats = engine.stats();
+                    assert_eq!((stats.prompt_mismatches, stats.recomputed), (0, 0), "{case}: {stats:?}");
+                }
+            }
+        }
+    }
+}
+
+/// A conversation of two turns, of which the second names the first response.
+async fn continue_response(fleet: &TestFleet) -> (Value, u16, String) {
+    let model = fleet.model();
+    let body = json!({"model": model, "input": "Tell me of the moon gate.", "max_output_tokens": 8});
+    let first = json_of(fleet, "/v1/responses", &body).await;
+    let body = json!({"model": model, "input": "And then?", "max_output_tokens": 8, "previous_response_id": first["id"]});
+    let (status, second) = exchange(fleet, "/v1/responses", &body).await;
+    (first, status, second)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stored_responses_continue_on_any_pair() {
+    for (name, builder) in pairs() {
+        let fleet = builder.pairs(2).flag("--response-store=1048576").start().await;
+        let (first, status, second) = continue_response(&fleet).await;
+        assert_eq!(status, 200, "{name}: {second}");
+        let second: Value = serde_json::from_str(&second).unwrap();
+        let tokens = |response: &Value| response["usage"]["input_tokens"].as_u64().unwrap();
+        assert!(tokens(&second) > tokens(&first) + 8, "{name}: the conversation so far is sent: {second}");
+
+        let path = format!("/v1/responses/{}", second["id"].as_str().unwrap());
+        assert_eq!(get(&fleet, &path).await, (200, second), "{name}");
+        let (status, items) = get(&fleet, &format!("{path}/input_items")).await;
+        assert_eq!((status, items["data"].as_array().unwrap().len()), (200, 3), "{name}: {items}");
+        let cancelled = fleet.client.post(fleet.gateway.url(&format!("{path}/cancel"))).send().await.unwrap();
+        assert_eq!(cancelled.status(), 400, "{name}: it is complete");
+        let deleted = fleet.client.delete(fleet.gateway.url(&path)).send().await.unwrap();
+        assert_eq!(deleted.json::<Value>().await.unwrap()["deleted"], true, "{name}");
+
+        let gone = json!({"model": fleet.model(), "input": "Hello?", "previous_response_id": "resp_gone"});
+        let (status, error) = exchange(&fleet, "/v1/responses", &gone).await;
+        assert_eq!(status, 404, "{name}: {error}");
+        assert!(error.contains("response_not_found") && error.contains("resp_gone"), "{name}: {error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streamed_responses_are_stored_too() {
+    let fleet = TestFleetBuilder::sglang().pairs(1).flag("--response-store=1048576").start().await;
+    let body = ClientApi::Responses.body(&fleet.model(), true, 8);
+    let (_, events) = exchange(&fleet, "/v1/responses", &body).await;
+    let last = events.lines().filter_map(|line| line.strip_prefix("data: ")).next_back().unwrap();
+    let id = serde_json::from_str::<Value>(last).unwrap()["response"]["id"].take();
+    let next =
+        json!({"model": fleet.model(), "input": "And?", "max_output_tokens": 8, "previous_response_id": id});
+    json_of(&fleet, "/v1/responses", &next).await;
+    let private = json!({"model": fleet.model(), "input": "Secret.", "max_output_tokens": 8, "store": false});
+    let id = json_of(&fleet, "/v1/responses", &private).await["id"].take();
+    let next = json!({"model": fleet.model(), "input": "And?", "previous_response_id": id});
+    assert_eq!(exchange(&fleet, "/v1/responses", &next).await.0, 404, "`store` was false");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_store_responses_continue_where_they_were_made() {
+    for (name, builder) in pairs() {
+        let fleet = builder.pairs(2).start().await;
+        let (_, status, second) = continue_response(&fleet).await;
+        if name == "sglang" {
+            assert_eq!(status, 501, "{name}: {second}");
+            assert!(
+                second.contains("previous_response_id") && second.contains("--response-store"),
+                "{second}"
+            );
+        } else {
+            assert_eq!(status, 200, "{name}: {second}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn errors_are_those_of_the_clients_api() {
+    let fleet = TestFleetBuilder::sglang().pairs(1).start().await;
+    let mut body = ClientApi::Messages.body("nobody", false, 8);
+    let (status, error) = exchange(&fleet, "/v1/messages", &body).await;
+    let error: Value = serde_json::from_str(&error).unwrap();
+    assert_eq!((status, &error["type"]), (404, &json!("error")));
+    assert_eq!(error["error"]["type"], "not_found_error");
+    // A block that a chat cannot express.
+    let document = json!({"type": "document", "source": {"type": "url", "url": "https://host/a.pdf"}});
+    body["model"] = fleet.model().into();
+    body["messages"] = json!([{"role": "user", "content": [document]}]);
+    let (status, error) = exchange(&fleet, "/v1/messages", &body).await;
+    assert_eq!(status, 400, "{error}");
+    assert!(error.contains("messages[0].content[0]"), "{error}");
+    let (status, error) = exchange(&fleet, "/v1/responses", &json!({"model": fleet.model()})).await;
+    assert_eq!(status, 400);
+    assert_eq!(serde_json::from_str::<Value>(&error).unwrap()["error"]["param"], "input");
+}
+
+/// The second turn of a conversation finds as much in the caches as that of a chat.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn second_turns_are_cached_as_those_of_chats() {
+    for (name, builder) in pairs() {
+        let fleet = builder.pairs(1).start().await;
+        let cached_tokens = || {
+            let stats = fleet.engines.prefills[0].stats();
+            stats.cached_device_tokens + stats.cached_host_tokens + stats.cached_storage_tokens
+        };
+        let mut cached = Vec::new();
+        for api in [ClientApi::Chat, ClientApi::Responses, ClientApi::Messages] {
+            let opening = format!("{api:?} {}", "The garden wall has a round door. ".repeat(60));
+            let turn = |role: &str, text: &str| json!({"role": role, "content": text});
+            let mut body = api.body(&fleet.model(), false, 8);
+            let list = if api == ClientApi::Responses { "input" } else { "messages" };
+            body[list] = json!([turn("user", &opening)]);
+            let said = api.text(&json_of(&fleet, api.path(), &body).await).unwrap();
+            let before = cached_tokens();
+            body[list] = json!([turn("user", &opening), turn("assistant", &said), turn("user", "And then?")]);
+            json_of(&fleet, api.path(), &body).await;
+            cached.push(cached_tokens() - before);
+        }
+        assert!(cached[0] > 300, "{name}: the chat is cached: {cached:?}");
+        // The names of the APIs at the beginning have different lengths.
+        assert!(cached.iter().all(|tokens| *tokens + 16 >= cached[0]), "{name}: {cached:?}");
+    }
+}
