@@ -14,6 +14,9 @@ use crate::error::PromptError;
 /// Before the text of a developer's message, which becomes a system message.
 const DEVELOPER_LABEL: &str = "Developer instructions:";
 
+/// Start of reasoning that SGLang has encoded for the client. It is compressed.
+const REASONING_STATE: &str = "sglang-reasoning-v1.";
+
 pub(super) fn convert(body: &ResponsesBody, merges_systems: bool) -> Result<ChatBody, PromptError> {
     let mut messages = Vec::new();
     if let Some(instructions) = body.instructions() {
@@ -148,8 +151,9 @@ fn convert_reasoning(item: &Value) -> Result<Option<InputMessage>, PromptError> 
             return Ok(Some(InputMessage { role, reasoning, ..InputMessage::default() }));
         }
     }
-    if member(item, "encrypted_content").is_some_and(|content| content.is_true()) {
-        // Only the engine can decode it.
+    // SGLang drops what it did not encode itself.
+    let encrypted = member(item, "encrypted_content");
+    if encrypted.is_some_and(|blob| blob.as_str().is_some_and(|blob| blob.starts_with(REASONING_STATE))) {
         return Err(PromptError::UnsupportedMember("encrypted_content"));
     }
     Ok(None)
