@@ -356,3 +356,55 @@ fn convert_choice(choice: Option<&Value>) -> Option<Value> {
     let function = ObjectBuilder::default().with("name", name).build();
     Some(ObjectBuilder::default().with("type", "function").with("function", function).build())
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value as Json, json};
+
+    use super::*;
+
+    fn chat(body: &Json, merges_systems: bool) -> ChatBody {
+        convert(&ResponsesBody::parse(body.to_string().as_bytes()).unwrap(), merges_systems).unwrap()
+    }
+
+    #[test]
+    fn instructions_of_all_tiers_are_one_system_message() {
+        let body = json!({ "instructions": "a", "input": [
+            { "role": "developer", "content": [{ "type": "input_text", "text": "b" }] },
+            { "role": "user", "content": "c" },
+            { "role": "system", "content": "d" },
+        ] });
+        let messages = serde_json::to_value(chat(&body, true).messages).unwrap();
+        let system = "a\n\nDeveloper instructions:\nb\n\nd";
+        assert_eq!(
+            messages,
+            json!([{ "role": "system", "content": system }, { "role": "user", "content": "c" }])
+        );
+        assert_eq!(chat(&body, false).messages.len(), 4);
+    }
+
+    #[test]
+    fn only_missing_effort_has_a_default() {
+        let effort = |reasoning: Json| {
+            let body = json!({ "input": "a", "reasoning": reasoning });
+            chat(&body, true).reasoning_effort.map(|effort| effort.to_string())
+        };
+        assert_eq!(effort(json!({})).as_deref(), Some("medium"));
+        assert_eq!(effort(json!({ "effort": "high" })).as_deref(), Some("high"));
+        assert_eq!(effort(json!({ "effort": null })), None);
+        assert_eq!(effort(json!(null)), None);
+    }
+
+    #[test]
+    fn only_sglangs_own_encoded_reasoning_is_unknown() {
+        let reasoning = |blob: &str| {
+            let item = json!({ "type": "reasoning", "summary": [], "encrypted_content": blob });
+            convert_item(&serde_json::from_value(item).unwrap())
+        };
+        assert!(reasoning("gAAAA").is_ok_and(|message| message.is_none()));
+        assert_eq!(
+            reasoning("sglang-reasoning-v1.eJw=").err(),
+            Some(PromptError::UnsupportedMember("encrypted_content"))
+        );
+    }
+}
