@@ -1,7 +1,7 @@
-//! A chat body gives the same prompt whether earlier turns of its conversation are cached or not, within the limit of its length.
+//! A body of a conversation gives the same prompt whether earlier turns of its conversation are cached or not, within the limit of its length.
 //!
-//! The first byte selects the engine and whether a long message comes first: only long bodies are cached. The second byte is the part
-//! of the rest that belongs to the earlier turn.
+//! The first byte selects the engine, the API, and whether a long message comes first: only long bodies are cached. The second byte is the
+//! part of the rest that belongs to the earlier turn.
 
 #![no_main]
 
@@ -9,7 +9,9 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
-use moongate_tokenize::{ChatBody, PromptDialect, PromptLimits, PromptTokenizer, TemplateTime};
+use moongate_tokenize::{
+    ChatBody, ConversationApi, PromptDialect, PromptLimits, PromptTokenizer, TemplateTime,
+};
 
 const PROMPT_BYTES: usize = 64 << 10;
 
@@ -31,13 +33,19 @@ fn load(engine: PromptDialect) -> PromptTokenizerPair {
 
 static VLLM: LazyLock<PromptTokenizerPair> = LazyLock::new(|| load(PromptDialect::Vllm));
 static SGLANG: LazyLock<PromptTokenizerPair> = LazyLock::new(|| load(PromptDialect::Sglang));
-static LONG: LazyLock<String> = LazyLock::new(|| {
-    format!(r#"{{"messages":[{{"role":"user","content":"{}"}},"#, "a long question ".repeat(1100))
-});
 
-fn check(models: &PromptTokenizerPair, body: &[u8]) {
-    let parsed = ChatBody::parse(body);
-    let read = models.cached.read_chat(body);
+/// The start of a long body, whose list has this name.
+fn long(list: &str) -> String {
+    format!(r#"{{"{list}":[{{"role":"user","content":"{}"}},"#, "a long question ".repeat(1100))
+}
+
+static LONG_MESSAGES: LazyLock<String> = LazyLock::new(|| long("messages"));
+static LONG_INPUT: LazyLock<String> = LazyLock::new(|| long("input"));
+
+fn check(models: &PromptTokenizerPair, engine: PromptDialect, api: ConversationApi, body: &[u8]) {
+    let parsed = ChatBody::parse_conversation(api, engine, body);
+    let read = models.cached.read_conversation(api, body);
+    // The template renders system messages anywhere, and an effort of none in its own way, as is assumed without a template.
     assert_eq!(format!("{read:?}"), format!("{parsed:?}"));
     let (Ok(parsed), Ok(read)) = (parsed, read) else { return };
     let _ = parsed.check_text();
@@ -67,10 +75,16 @@ fn check(models: &PromptTokenizerPair, body: &[u8]) {
 
 fuzz_target!(|input: &[u8]| {
     let [flags, share, rest @ ..] = input else { return };
-    let models = if flags & 1 == 0 { &*VLLM } else { &*SGLANG };
-    let begin = if flags & 2 == 0 { &[] } else { LONG.as_bytes() };
+    let (models, engine) =
+        if flags & 1 == 0 { (&*VLLM, PromptDialect::Vllm) } else { (&*SGLANG, PromptDialect::Sglang) };
+    let (api, long) = match flags >> 2 & 3 {
+        1 => (ConversationApi::Messages, &LONG_MESSAGES),
+        2 => (ConversationApi::Responses, &LONG_INPUT),
+        _ => (ConversationApi::Chat, &LONG_MESSAGES),
+    };
+    let begin = if flags & 2 == 0 { &[] } else { long.as_bytes() };
     let earlier = rest.len() * usize::from(*share) / 255;
     let end = if flags & 2 == 0 { &b""[..] } else { &b"]}"[..] };
-    check(models, &[begin, &rest[..earlier], end].concat());
-    check(models, &[begin, rest, end].concat());
+    check(models, engine, api, &[begin, &rest[..earlier], end].concat());
+    check(models, engine, api, &[begin, rest, end].concat());
 });

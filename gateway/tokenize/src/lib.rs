@@ -21,8 +21,10 @@ mod files;
 mod image_tokens;
 mod model;
 mod prompt;
+mod python_text;
 mod registry;
 mod template;
+mod template_probe;
 mod tokenize;
 mod truncation;
 

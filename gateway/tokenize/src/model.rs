@@ -16,6 +16,7 @@ use crate::error::{ModelLoadError, PromptError};
 use crate::files::{ModelFiles, TemplateFile};
 use crate::prompt::TokenizedPrompt;
 use crate::template::{ChatTemplate, TemplateTime, content_format};
+use crate::template_probe;
 use crate::tokenize::Tokenizer;
 
 /// Limits of one model.
@@ -105,7 +106,7 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
         let (template, tool_template) = (compile(&files.default_template)?, compile(&files.tool_template)?);
         Ok(PromptTokenizer {
             engine,
-            merges_systems: chat::merges_systems(
+            merges_systems: template_probe::merges_systems(
                 engine,
                 template.as_ref().map(|model| &model.compiled),
                 tool_template.as_ref().map(|model| &model.compiled),
@@ -139,7 +140,7 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
         if api == ConversationApi::Chat {
             return self.read_chat(body);
         }
-        if self.template.as_ref().is_some_and(|template| chat::is_harmony(&template.compiled)) {
+        if self.template.as_ref().is_some_and(|template| template_probe::is_harmony(&template.compiled)) {
             return Err(PromptError::UnsupportedModel("gpt-oss"));
         }
         let rules = TemplateRules {
@@ -155,8 +156,8 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
 
     fn effort_without_thinking(&self) -> &'static str {
         self.effort_without_thinking.get_or_init(|| {
-            chat::effort_without_thinking(|effort| {
-                let messages = chat::effort_test();
+            template_probe::effort_without_thinking(|effort| {
+                let messages = template_probe::effort_test();
                 let body =
                     ChatBody { messages, reasoning_effort: Some(Value::from(effort)), ..ChatBody::default() };
                 self.render_chat(&body, TemplateTime::utc(0)).ok()

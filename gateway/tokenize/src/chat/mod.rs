@@ -23,7 +23,7 @@ pub(crate) use continuation::{ContinuedMessage, cut};
 pub use media::{MediaModality, MediaReference};
 pub(crate) use media::{common_text, media, with_media, with_placeholders};
 pub(crate) use responses::{ResponsesBody, ResponsesInput};
-pub(crate) use rules::{TemplateRules, effort_test, effort_without_thinking, is_harmony, merges_systems};
+pub(crate) use rules::TemplateRules;
 
 /// A line that one client puts before its system prompt; its value changes with every request, so vLLM drops it.
 const BILLING_LINE: &str = "x-anthropic-billing-header";

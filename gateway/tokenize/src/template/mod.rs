@@ -13,7 +13,6 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 
 pub use clock::TemplateTime;
 pub(crate) use format::content_format;
-pub(crate) use python::strip;
 
 use crate::error::PromptError;
 use crate::model::PromptLimits;

@@ -3,6 +3,8 @@
 use minijinja::value::{ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
+use crate::python_text::is_space;
+
 /// Python's methods of strings and mappings.
 pub(super) fn method(
     state: &mut State<'_, '_>,
@@ -51,16 +53,6 @@ fn string_method(text: &str, name: &str, args: &[Value]) -> Option<Result<Value,
 
 fn three(parts: [&str; 3]) -> Value {
     parts.into_iter().map(Value::from).collect()
-}
-
-/// Python's white space: Unicode's, and the four information separators.
-fn is_space(character: char) -> bool {
-    character.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&character)
-}
-
-/// The text without the white space around it.
-pub(crate) fn strip(text: &str) -> &str {
-    text.trim_matches(is_space)
 }
 
 fn stripped(text: &str, args: &[Value], start: bool, end: bool) -> Result<Value, Error> {

@@ -3,7 +3,7 @@
     oracle.py MODEL_FOLDER < CASES > ANSWERS
 
 One JSON object a line. A case has `messages` as the engine hands them to transformers, `tools`, `documents`, `kwargs` for
-`apply_chat_template`, and `suffix`; or `text`. An answer has `text` and `ids`, or `error`.
+`apply_chat_template`, `suffix`, and `special`; or `text` and `special`. An answer has `text` and `ids`, or `error`.
 """
 
 import json
@@ -30,7 +30,7 @@ def answer(tokenizer, case: dict) -> dict:
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
     text += case.get("suffix", "")
-    return {"text": text, "ids": tokenizer.encode(text, add_special_tokens=False)}
+    return {"text": text, "ids": tokenizer.encode(text, add_special_tokens=case.get("special", False))}
 
 
 def main(folder: str) -> None:

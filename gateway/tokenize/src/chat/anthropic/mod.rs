@@ -158,3 +158,74 @@ fn tool_name(tool: &Value) -> Result<String, PromptError> {
 fn block_kind(block: &Value) -> Result<String, PromptError> {
     kind_of(block).ok_or_else(|| PromptError::Malformed("a content block has no `type`".to_owned()))
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value as Json, json};
+
+    use super::*;
+
+    fn convert(engine: PromptDialect, content: &Json) -> Result<Json, PromptError> {
+        let body = json!({ "messages": [{ "role": "user", "content": content }] }).to_string();
+        let rules = TemplateRules { merges_systems: false, effort_without_thinking: &|| "none" };
+        let chat = MessagesBody::parse(body.as_bytes())?.to_chat(engine, &rules)?;
+        Ok(serde_json::to_value(chat.messages).unwrap())
+    }
+
+    #[test]
+    fn images_are_addresses() {
+        let url = |engine, source: Json| {
+            let converted = convert(engine, &json!([{ "type": "image", "source": source }])).unwrap();
+            converted[0]["content"][0]["image_url"]["url"].clone()
+        };
+        for engine in [PromptDialect::Vllm, PromptDialect::Sglang] {
+            assert_eq!(url(engine, json!({ "type": "url", "url": "https://h/a.png" })), "https://h/a.png");
+            let webp = json!({ "type": "base64", "media_type": "image/webp", "data": "AA==" });
+            assert_eq!(url(engine, webp), "data:image/webp;base64,AA==");
+        }
+        let untyped = json!({ "type": "base64", "data": "AA==" });
+        assert_eq!(url(PromptDialect::Vllm, untyped.clone()), "data:image/jpeg;base64,AA==");
+        assert_eq!(url(PromptDialect::Sglang, untyped), "data:image/png;base64,AA==");
+    }
+
+    #[test]
+    fn results_are_before_the_text_in_vllm_and_in_place_in_sglang() {
+        let content = json!([{ "type": "text", "text": "a" }, { "type": "tool_result", "tool_use_id": "t", "content": "b" }]);
+        let (user, tool) = (
+            json!({ "role": "user", "content": "a" }),
+            json!({ "role": "tool", "tool_call_id": "t", "content": "b" }),
+        );
+        assert_eq!(convert(PromptDialect::Vllm, &content).unwrap(), json!([tool, user]));
+        assert_eq!(convert(PromptDialect::Sglang, &content).unwrap(), json!([user, tool]));
+    }
+
+    #[test]
+    fn a_call_without_id_has_no_known_prompt() {
+        for engine in [PromptDialect::Vllm, PromptDialect::Sglang] {
+            let call = convert(engine, &json!([{ "type": "tool_use", "name": "n", "input": {} }]));
+            assert!(matches!(call, Err(PromptError::UnsupportedContent(_))), "{call:?}");
+        }
+    }
+
+    #[test]
+    fn invalid_members_are_malformed() {
+        for engine in [PromptDialect::Vllm, PromptDialect::Sglang] {
+            for content in [
+                json!(null),
+                json!(1),
+                json!([1]),
+                json!([{}]),
+                json!([{ "type": "text", "text": 1 }]),
+                json!([{ "type": "tool_use", "id": "a", "name": "n", "input": "x" }]),
+                json!([{ "type": "tool_use", "id": 1, "name": "n", "input": {} }]),
+                json!([{ "type": "tool_result", "tool_use_id": "a", "content": 1 }]),
+            ] {
+                let converted = convert(engine, &content);
+                assert!(
+                    matches!(converted, Err(PromptError::Malformed(_))),
+                    "{engine:?} {content}: {converted:?}"
+                );
+            }
+        }
+    }
+}

@@ -9,7 +9,7 @@ use super::{
 use crate::body::ChatBody;
 use crate::chat::messages::{ObjectBuilder, items, kind_of, member, text_member};
 use crate::error::PromptError;
-use crate::template::strip;
+use crate::python_text::strip;
 
 const EFFORTS: [&str; 6] = ["minimal", "low", "medium", "high", "xhigh", "max"];
 /// Prefixes of the types of tools that Anthropic's servers execute. SGLang drops these tools.

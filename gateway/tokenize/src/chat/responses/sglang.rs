@@ -14,6 +14,9 @@ use crate::error::PromptError;
 /// Before the text of a developer's message, which becomes a system message.
 const DEVELOPER_LABEL: &str = "Developer instructions:";
 
+/// Start of reasoning that SGLang has encoded for the client. It is compressed.
+const REASONING_STATE: &str = "sglang-reasoning-v1.";
+
 pub(super) fn convert(body: &ResponsesBody, merges_systems: bool) -> Result<ChatBody, PromptError> {
     let mut messages = Vec::new();
     if let Some(instructions) = body.instructions() {
@@ -148,8 +151,9 @@ fn convert_reasoning(item: &Value) -> Result<Option<InputMessage>, PromptError> 
             return Ok(Some(InputMessage { role, reasoning, ..InputMessage::default() }));
         }
     }
-    if member(item, "encrypted_content").is_some_and(|content| content.is_true()) {
-        // Only the engine can decode it.
+    // SGLang drops what it did not encode itself.
+    let encrypted = member(item, "encrypted_content");
+    if encrypted.is_some_and(|blob| blob.as_str().is_some_and(|blob| blob.starts_with(REASONING_STATE))) {
         return Err(PromptError::UnsupportedMember("encrypted_content"));
     }
     Ok(None)
@@ -351,4 +355,56 @@ fn convert_choice(choice: Option<&Value>) -> Option<Value> {
         .filter(|name| name.is_true() && matches!(kind_of(choice).as_deref(), Some("function" | "custom")))?;
     let function = ObjectBuilder::default().with("name", name).build();
     Some(ObjectBuilder::default().with("type", "function").with("function", function).build())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value as Json, json};
+
+    use super::*;
+
+    fn chat(body: &Json, merges_systems: bool) -> ChatBody {
+        convert(&ResponsesBody::parse(body.to_string().as_bytes()).unwrap(), merges_systems).unwrap()
+    }
+
+    #[test]
+    fn instructions_of_all_tiers_are_one_system_message() {
+        let body = json!({ "instructions": "a", "input": [
+            { "role": "developer", "content": [{ "type": "input_text", "text": "b" }] },
+            { "role": "user", "content": "c" },
+            { "role": "system", "content": "d" },
+        ] });
+        let messages = serde_json::to_value(chat(&body, true).messages).unwrap();
+        let system = "a\n\nDeveloper instructions:\nb\n\nd";
+        assert_eq!(
+            messages,
+            json!([{ "role": "system", "content": system }, { "role": "user", "content": "c" }])
+        );
+        assert_eq!(chat(&body, false).messages.len(), 4);
+    }
+
+    #[test]
+    fn only_missing_effort_has_a_default() {
+        let effort = |reasoning: Json| {
+            let body = json!({ "input": "a", "reasoning": reasoning });
+            chat(&body, true).reasoning_effort.map(|effort| effort.to_string())
+        };
+        assert_eq!(effort(json!({})).as_deref(), Some("medium"));
+        assert_eq!(effort(json!({ "effort": "high" })).as_deref(), Some("high"));
+        assert_eq!(effort(json!({ "effort": null })), None);
+        assert_eq!(effort(json!(null)), None);
+    }
+
+    #[test]
+    fn only_sglangs_own_encoded_reasoning_is_unknown() {
+        let reasoning = |blob: &str| {
+            let item = json!({ "type": "reasoning", "summary": [], "encrypted_content": blob });
+            convert_item(&serde_json::from_value(item).unwrap())
+        };
+        assert!(reasoning("gAAAA").is_ok_and(|message| message.is_none()));
+        assert_eq!(
+            reasoning("sglang-reasoning-v1.eJw=").err(),
+            Some(PromptError::UnsupportedMember("encrypted_content"))
+        );
+    }
 }

@@ -262,3 +262,75 @@ fn function(tool: &Value, name: String) -> Value {
 fn tool_name(tool: &Value) -> Result<String, PromptError> {
     text_member(tool, "name")?.ok_or_else(|| PromptError::Malformed("a tool has no `name`".to_owned()))
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value as Json, json};
+
+    use super::*;
+
+    fn convert_items(items: &Json) -> Result<ChatBody, PromptError> {
+        convert(&ResponsesBody::parse(json!({ "input": items }).to_string().as_bytes()).unwrap())
+    }
+
+    fn messages(items: &Json) -> Json {
+        serde_json::to_value(convert_items(items).unwrap().messages).unwrap()
+    }
+
+    #[test]
+    fn an_item_with_the_same_member_begins_a_message() {
+        let output = json!({ "type": "message", "role": "assistant", "content": [{ "type": "output_text", "text": "b" }] });
+        assert_eq!(
+            messages(&json!([{ "role": "assistant", "content": "" }, output])),
+            json!([{ "role": "assistant", "content": "" }, { "role": "assistant", "content": "b" }])
+        );
+        let call = json!({ "type": "function_call", "call_id": "a", "name": "n", "arguments": "{}", "namespace": "" });
+        let converted =
+            json!({ "id": "a", "function": { "name": "n", "arguments": "{}" }, "type": "function" });
+        assert_eq!(
+            messages(&json!([{ "role": "assistant", "content": [] }, call, call])),
+            json!([{ "role": "assistant", "content": [], "tool_calls": [converted, converted] }])
+        );
+        assert_eq!(
+            messages(&json!([{ "type": "reasoning", "summary": [] }, output, call])),
+            json!([{ "role": "assistant", "content": "b", "reasoning": "", "tool_calls": [converted] }])
+        );
+    }
+
+    #[test]
+    fn only_an_unfinished_last_message_is_continued() {
+        let is_continued = |item: Json| convert_items(&json!([item])).unwrap().continue_final_message;
+        for status in ["in_progress", "incomplete"] {
+            let text = json!({ "role": "user", "content": "x", "status": status });
+            assert_eq!(is_continued(text), Some(true));
+            let reasoning = json!({ "type": "reasoning", "summary": [], "status": status });
+            assert_eq!(is_continued(reasoning), Some(true));
+            let output = json!({ "type": "function_call_output", "output": "x", "status": status });
+            assert_eq!(is_continued(output), Some(false));
+        }
+        assert_eq!(
+            is_continued(json!({ "role": "user", "content": "x", "status": "completed" })),
+            Some(false)
+        );
+    }
+
+    #[test]
+    fn items_that_vllm_rejects_are_errors() {
+        for item in [
+            json!(1),
+            json!({ "role": "tool", "content": "x" }),
+            json!({ "role": "user" }),
+            json!({ "role": "user", "content": 1 }),
+            json!({ "type": "message", "role": "assistant", "content": [] }),
+            json!({ "type": "message", "role": "assistant", "content": [{ "type": "refusal", "refusal": "no" }] }),
+            json!({ "role": "user", "content": [{ "type": "output_text", "text": "a" }] }),
+            json!({ "type": "reasoning", "summary": [], "encrypted_content": "x" }),
+            json!({ "type": "function_call", "call_id": "a", "name": "n", "arguments": {} }),
+            json!({ "type": "function_call", "name": "n", "arguments": "{}" }),
+            json!({ "type": "function_call_output", "call_id": "a" }),
+            json!({ "type": "web_search_call", "id": "a" }),
+        ] {
+            assert!(convert_items(&json!([item])).is_err(), "{item}");
+        }
+    }
+}
