@@ -39,7 +39,8 @@ pub fn chat_to_responses(
             id: format!("{}_{at}", derived_id("fc", &completion.id)),
             call_id: call.id.unwrap_or_else(|| format!("call_{}_{at}", completion.id)),
             name: call.function.and_then(|function| function.name).unwrap_or_default(),
-            arguments: arguments.unwrap_or_default(),
+            // Without arguments; clients parse them.
+            arguments: arguments.filter(|text| !text.is_empty()).unwrap_or_else(|| "{}".to_owned()),
             status: status(output.len()),
         });
     }

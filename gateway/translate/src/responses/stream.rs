@@ -272,6 +272,12 @@ impl ResponseWriter {
     }
 
     fn close(&mut self, facts: &ChatStreamFacts, out: &mut Vec<u8>) -> Result<(), StreamFailure> {
+        if let Some(OpenItem { kind: ItemKind::FunctionCall { .. }, text, .. }) = &self.item
+            && text.is_empty()
+        {
+            // A call without arguments; clients parse them.
+            self.add("{}", out)?;
+        }
         let output_index = self.output_index();
         let Some(mut item) = self.item.take() else { return Ok(()) };
         let (item_id, content_index) = (item.id.as_str(), 0);

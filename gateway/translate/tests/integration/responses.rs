@@ -241,6 +241,23 @@ fn a_stream_has_the_events_of_each_item() {
 }
 
 #[test]
+fn a_call_without_arguments_has_an_empty_object() {
+    let calls = json!({"tool_calls": [{"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": ""}}]});
+    let events =
+        events(&new_stream().push((chunk(&calls, Some("tool_calls")) + "data: [DONE]\n\n").as_bytes()));
+    let deltas: Vec<_> = events.iter().filter_map(|event| event["delta"].as_str()).collect();
+    assert_eq!(
+        (deltas, &events.last().unwrap()["response"]["output"][0]["arguments"]),
+        (vec!["{}"], &json!("{}"))
+    );
+
+    let completion = json!({"choices": [{"message": calls, "finish_reason": "tool_calls"}]});
+    let context = translate(&json!({"input": "Hi"}), InlineSystem::Merge).context;
+    let response = chat_to_responses(completion.to_string().as_bytes(), &context).unwrap();
+    assert_eq!(serde_json::from_slice::<Value>(&response).unwrap()["output"][0]["arguments"], "{}");
+}
+
+#[test]
 fn the_last_item_is_incomplete_at_the_limit() {
     let mut translator = new_stream();
     let stream = chunk(&json!({"content": "Hel"}), Some("length")) + "data: [DONE]\n\n";
