@@ -77,6 +77,9 @@ pub fn messages_to_chat(body: &[u8]) -> Result<Vec<u8>, Untranslatable> {
 /// cannot follow: `cache_control`, `thinking.budget_tokens`, `thinking.display`, `output_config.task_budget`, `is_error` of a tool result,
 /// the signature of a thinking block, `betas` and `service_tier`.
 ///
+/// Thinking of earlier turns is sent as `reasoning_content`. SGLang's own conversion does the same where the chat template reads it, and
+/// otherwise writes it into the text with the model's marks, which are not known here.
+///
 /// An effort (`output_config.effort`) without `thinking` also switches thinking on in SGLang's chat completions.
 ///
 /// # Errors
