@@ -2,8 +2,9 @@
 //! the response or stream back. Pure: bytes in, bytes out.
 //!
 //! A request is translated without loss or rejected with the name of the member that a chat completion cannot express
-//! ([`Untranslatable`]). The conversion of Messages follows the one inside SGLang 0.5.23 (`sglang/srt/entrypoints/anthropic/serving.py`), so that the
-//! same conversation gives the same prompt on either path; `tests/vectors.json` has bodies converted by it.
+//! ([`Untranslatable`]); hints that no engine follows are dropped. The conversion of Messages follows the one inside SGLang 0.5.23
+//! (`sglang/srt/entrypoints/anthropic/serving.py`), so that the same conversation gives the same prompt on either path;
+//! `tests/vectors.json` has bodies converted by it.
 //!
 //! Members that direct KV transfer are passed through like any other unknown member: the caller strips them.
 
