@@ -1,13 +1,14 @@
 //! Payloads of server-sent events.
 
-/// The payload of each event in `events`, which are complete: the `data` lines joined. Events without data, such as comments, are left
-/// out.
+/// The payload of each event in `events`, which are complete: the `data` lines joined. Events without data, such as comments and keep-alive
+/// events, are left out.
 pub(crate) fn payloads(events: &str) -> impl Iterator<Item = String> + '_ {
     let mut lines = events.lines();
     std::iter::from_fn(move || {
         let mut payload: Option<String> = None;
         for line in lines.by_ref() {
             if line.is_empty() {
+                payload = payload.filter(|payload| !payload.is_empty());
                 if payload.is_some() {
                     return payload;
                 }
@@ -22,7 +23,7 @@ pub(crate) fn payloads(events: &str) -> impl Iterator<Item = String> + '_ {
                 }
             }
         }
-        payload
+        payload.filter(|payload| !payload.is_empty())
     })
 }
 
@@ -32,7 +33,7 @@ mod tests {
 
     #[test]
     fn payloads_of_several_events() {
-        let events = ": ping\n\ndata: {\"a\":\ndata:1}\r\n\r\nevent: x\ndata: [DONE]\n\n";
+        let events = ": ping\n\ndata:\n\ndata: {\"a\":\ndata:1}\r\n\r\nevent: x\ndata: [DONE]\n\n";
         assert_eq!(payloads(events).collect::<Vec<_>>(), ["{\"a\":\n1}", "[DONE]"]);
     }
 }

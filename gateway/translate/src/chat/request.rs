@@ -1,6 +1,45 @@
 //! Messages of a chat completion's request.
 
 use serde::Serialize;
+use serde_json::value::RawValue;
+
+/// What becomes of system messages that are not first in the conversation.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum InlineSystem {
+    /// They are appended to the first system message. Many chat templates accept no other.
+    #[default]
+    Merge,
+    /// They stay in place, which leaves the prompt's prefix unchanged. For chat templates that accept them.
+    Keep,
+}
+
+/// Usage at the end, and in each chunk, so that the first event has the number of input tokens.
+#[derive(Debug, Serialize)]
+pub(crate) struct StreamOptions {
+    include_usage: bool,
+    continuous_usage_stats: bool,
+}
+
+impl StreamOptions {
+    pub(crate) const WITH_USAGE: Self = Self { include_usage: true, continuous_usage_stats: true };
+}
+
+#[derive(Debug, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(crate) enum ResponseFormat<'a> {
+    JsonObject,
+    JsonSchema { json_schema: JsonSchema<'a> },
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct JsonSchema<'a> {
+    pub(crate) name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) description: Option<String>,
+    pub(crate) schema: &'a RawValue,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) strict: Option<bool>,
+}
 
 /// One message; a variant per shape, since an absent member is left out.
 #[derive(Debug, Serialize)]
@@ -37,6 +76,25 @@ pub(crate) enum ChatContent {
 }
 
 impl ChatContent {
+    /// Two contents of one turn, of which one may be empty.
+    pub(crate) fn join(self, after: Self) -> Self {
+        match (self, after) {
+            (Self::Text(before), other) if before.is_empty() => other,
+            (other, Self::Text(after)) if after.is_empty() => other,
+            (Self::Text(before), Self::Text(after)) => Self::Text(format!("{before}\n\n{after}")),
+            (before, after) => {
+                Self::Parts(before.into_parts().into_iter().chain(after.into_parts()).collect())
+            }
+        }
+    }
+
+    fn into_parts(self) -> Vec<ChatPart> {
+        match self {
+            Self::Text(text) => vec![ChatPart::Text { text }],
+            Self::Parts(parts) => parts,
+        }
+    }
+
     /// A single text is sent as a string, which every chat template accepts.
     pub(crate) fn from_parts(mut parts: Vec<ChatPart>) -> Self {
         match parts.pop() {
@@ -67,6 +125,8 @@ pub(crate) enum ChatPart {
 #[derive(Debug, Serialize)]
 pub(crate) struct ChatImageUrl {
     pub(crate) url: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) detail: Option<String>,
 }
 
 #[derive(Debug, Serialize)]

@@ -81,6 +81,11 @@ impl<'a> JsonObject<'a> {
         if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
     }
 
+    /// A member, which stays.
+    pub(crate) fn get(&self, name: &str) -> Option<&'a RawValue> {
+        self.members.0.iter().find(|(member, _)| member == name).map(|(_, value)| *value)
+    }
+
     /// Removes a member. `null` counts as absent.
     pub(crate) fn take(&mut self, name: &str) -> Option<&'a RawValue> {
         let at = self.members.0.iter().position(|(member, _)| member == name)?;
@@ -111,6 +116,16 @@ impl<'a> JsonObject<'a> {
     /// Drops a member that has no effect on the response.
     pub(crate) fn ignore(&mut self, names: &[&str]) {
         self.members.0.retain(|(name, _)| !names.contains(&name.as_str()));
+    }
+
+    /// Fails if one of these members, each with the reason, is present.
+    pub(crate) fn reject(&mut self, members: &[(&str, &str)]) -> Result<(), Untranslatable> {
+        for (name, reason) in members {
+            if self.take(name).is_some() {
+                return Err(Untranslatable::unsupported(self.path_of(name), *reason));
+            }
+        }
+        Ok(())
     }
 
     /// Fails if a member is left that nothing has read.

@@ -3,13 +3,13 @@
 use serde_json::value::RawValue;
 
 use crate::chat::{
-    AssistantMessage, ChatContent, ChatFunctionCall, ChatMessage, ChatPart, ChatRequestToolCall, ToolMessage,
+    AssistantMessage, ChatContent, ChatFunctionCall, ChatMessage, ChatPart, ChatRequestToolCall,
+    InlineSystem, ToolMessage,
 };
 use crate::error::Untranslatable;
 use crate::json::{JsonObject, array, dumps, text};
 
 use super::image::image_part;
-use super::request::InlineSystem;
 use super::tool_result::{search_result_text, tool_result_contents};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

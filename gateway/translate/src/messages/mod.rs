@@ -10,6 +10,6 @@ mod stream;
 mod tool_result;
 mod tools;
 
-pub use request::{InlineSystem, messages_to_chat, messages_to_chat_with};
+pub use request::{messages_to_chat, messages_to_chat_with};
 pub use response::chat_to_messages;
 pub use stream::ChatStreamToMessages;

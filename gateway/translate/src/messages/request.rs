@@ -3,12 +3,12 @@
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::chat::ChatMessage;
+use crate::chat::{ChatMessage, InlineSystem, JsonSchema, ResponseFormat, StreamOptions, ToolSettings};
 use crate::error::Untranslatable;
 use crate::json::{JsonObject, Members};
 
 use super::content::convert_messages;
-use super::tools::{ToolSettings, convert_tools};
+use super::tools::convert_tools;
 
 /// Members of Messages that have no effect on an engine: hints about caching, price and previews.
 const WITHOUT_EFFECT: [&str; 3] = ["betas", "cache_control", "service_tier"];
@@ -36,16 +36,6 @@ const CHAT_ONLY: [(&str, &str); 11] = [
     ("user", "use `metadata.user_id`"),
 ];
 
-/// What becomes of system messages that are not first in the conversation.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum InlineSystem {
-    /// They are appended to the first system message. Many chat templates accept no other.
-    #[default]
-    Merge,
-    /// They stay in place, which leaves the prompt's prefix unchanged. For chat templates that accept them.
-    Keep,
-}
-
 #[derive(Debug, Serialize)]
 struct ChatBody<'a> {
     model: &'a RawValue,
@@ -72,26 +62,6 @@ struct ChatBody<'a> {
     passed_through: Members<'a>,
 }
 
-/// Usage at the end, and in each chunk, so that the first event has the number of input tokens.
-#[derive(Debug, Serialize)]
-struct StreamOptions {
-    include_usage: bool,
-    continuous_usage_stats: bool,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(tag = "type", rename = "json_schema")]
-struct ResponseFormat<'a> {
-    json_schema: JsonSchema<'a>,
-}
-
-#[derive(Debug, Serialize)]
-struct JsonSchema<'a> {
-    name: &'static str,
-    schema: &'a RawValue,
-    strict: bool,
-}
-
 /// Translates the body of a Messages request, merging inline system messages ([`InlineSystem::Merge`]).
 ///
 /// # Errors
@@ -106,6 +76,9 @@ pub fn messages_to_chat(body: &[u8]) -> Result<Vec<u8>, Untranslatable> {
 /// Sampling parameters and members that are not part of Messages are passed through. Dropped, as by SGLang, are hints that the engines
 /// cannot follow: `cache_control`, `thinking.budget_tokens`, `thinking.display`, `output_config.task_budget`, `is_error` of a tool result,
 /// the signature of a thinking block, `betas` and `service_tier`.
+///
+/// Thinking of earlier turns is sent as `reasoning_content`. SGLang's own conversion does the same where the chat template reads it, and
+/// otherwise writes it into the text with the model's marks, which are not known here.
 ///
 /// An effort (`output_config.effort`) without `thinking` also switches thinking on in SGLang's chat completions.
 ///
@@ -129,8 +102,7 @@ pub fn messages_to_chat_with(body: &[u8], inline_system: InlineSystem) -> Result
         messages,
         max_tokens,
         stream,
-        stream_options: (stream == Some(true))
-            .then_some(StreamOptions { include_usage: true, continuous_usage_stats: true }),
+        stream_options: (stream == Some(true)).then_some(StreamOptions::WITH_USAGE),
         stop: request.take("stop_sequences"),
         user,
         tools,
@@ -151,12 +123,8 @@ fn reject(request: &mut JsonObject<'_>) -> Result<(), Untranslatable> {
         }
         management.reject_rest()?;
     }
-    for (member, reason) in UNSUPPORTED.into_iter().chain(CHAT_ONLY) {
-        if request.take(member).is_some() {
-            return Err(Untranslatable::unsupported(member, reason));
-        }
-    }
-    Ok(())
+    request.reject(&UNSUPPORTED)?;
+    request.reject(&CHAT_ONLY)
 }
 
 fn user(request: &mut JsonObject<'_>) -> Result<Option<String>, Untranslatable> {
@@ -194,7 +162,10 @@ impl<'a> OutputConfig<'a> {
         }
         let schema = format.required("schema")?;
         format.reject_rest()?;
-        Ok(ResponseFormat { json_schema: JsonSchema { name: "response", schema, strict: true } })
+        let (name, description) = ("response".to_owned(), None);
+        Ok(ResponseFormat::JsonSchema {
+            json_schema: JsonSchema { name, description, schema, strict: Some(true) },
+        })
     }
 }
 

@@ -75,7 +75,7 @@ pub fn chat_to_messages(response: &[u8]) -> Result<Vec<u8>, UntranslatableRespon
         content.push(ContentBlock::Text(TextBlock { text }));
     }
     for (at, call) in calls.into_iter().enumerate() {
-        let id = call.id.clone().unwrap_or_else(|| format!("toolu_{}_{at}", completion.id));
+        let id = call.id.clone().unwrap_or_else(|| format!("call_{}_{at}", completion.id));
         content.push(ContentBlock::ToolUse(tool_use(call, id, finish_reason == "length")?));
     }
     if content.is_empty() {

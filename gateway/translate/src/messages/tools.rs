@@ -1,64 +1,8 @@
 //! Tools and the choice among them.
 
-use serde::Serialize;
-
+use crate::chat::{ChatFunctionDefinition, ChatTool, ChatToolChoice, ToolParameters, ToolSettings};
 use crate::error::Untranslatable;
 use crate::json::{JsonObject, Members, array};
-
-#[derive(Debug, Default, Serialize)]
-pub(super) struct ToolSettings<'a> {
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    tools: Vec<ChatTool<'a>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tool_choice: Option<ChatToolChoice>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    parallel_tool_calls: Option<bool>,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(tag = "type", rename = "function")]
-struct ChatTool<'a> {
-    function: ChatFunctionDefinition<'a>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    defer_loading: Option<bool>,
-}
-
-/// Chat templates render these members in this order, so it is that of SGLang, as is the empty description.
-#[derive(Debug, Serialize)]
-struct ChatFunctionDefinition<'a> {
-    name: String,
-    description: String,
-    parameters: InputSchema<'a>,
-    strict: bool,
-}
-
-/// A schema's members as given.
-#[derive(Debug, Serialize)]
-struct InputSchema<'a> {
-    #[serde(flatten)]
-    members: Members<'a>,
-    /// Last, where SGLang adds it.
-    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
-    added_type: Option<&'static str>,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(untagged)]
-enum ChatToolChoice {
-    Mode(&'static str),
-    Tool(NamedTool),
-}
-
-#[derive(Debug, Serialize)]
-#[serde(tag = "type", rename = "function")]
-struct NamedTool {
-    function: FunctionName,
-}
-
-#[derive(Debug, Serialize)]
-struct FunctionName {
-    name: String,
-}
 
 pub(super) fn convert_tools<'a>(request: &mut JsonObject<'a>) -> Result<ToolSettings<'a>, Untranslatable> {
     let tools = match request.take("tools") {
@@ -92,9 +36,10 @@ fn convert_tool(mut tool: JsonObject<'_>) -> Result<ChatTool<'_>, Untranslatable
     let converted = ChatTool {
         function: ChatFunctionDefinition {
             name: tool.required_text("name")?,
-            description: tool.text("description")?.unwrap_or_default(),
-            parameters: input_schema(&mut tool)?,
-            strict: tool.parsed("strict")?.unwrap_or(false),
+            // As SGLang writes them: chat templates render both.
+            description: Some(tool.text("description")?.unwrap_or_default()),
+            parameters: Some(input_schema(&mut tool)?),
+            strict: Some(tool.parsed("strict")?.unwrap_or(false)),
         },
         defer_loading: tool.parsed("defer_loading")?,
     };
@@ -115,12 +60,12 @@ fn check_callers(tool: &mut JsonObject<'_>) -> Result<(), Untranslatable> {
 }
 
 /// The schema; without a type it is an object's.
-fn input_schema<'a>(tool: &mut JsonObject<'a>) -> Result<InputSchema<'a>, Untranslatable> {
+fn input_schema<'a>(tool: &mut JsonObject<'a>) -> Result<ToolParameters<'a>, Untranslatable> {
     let path = tool.path_of("input_schema");
     let members: Members<'a> =
         tool.parsed("input_schema")?.ok_or(Untranslatable::Missing { member: path })?;
     let has_type = members.0.iter().any(|(name, _)| name == "type");
-    Ok(InputSchema { members, added_type: (!has_type).then_some("object") })
+    Ok(ToolParameters { members, added_type: (!has_type).then_some("object") })
 }
 
 fn convert_choice(
@@ -136,7 +81,7 @@ fn convert_choice(
             if !tools.iter().any(|tool| tool.function.name == name) {
                 return Err(Untranslatable::invalid("tool_choice.name", "the name of one of `tools`"));
             }
-            ChatToolChoice::Tool(NamedTool { function: FunctionName { name } })
+            ChatToolChoice::named(name)
         }
         "any" => return Err(Untranslatable::Missing { member: "tools".to_owned() }),
         _ => return Err(Untranslatable::invalid("tool_choice.type", "`auto`, `any`, `tool` or `none`")),

@@ -3,5 +3,6 @@
 
 mod refused;
 mod response;
+mod responses;
 mod stream;
 mod vectors;

@@ -178,7 +178,7 @@ fn the_name_of_a_call_may_follow_its_id() {
         finish("tool_calls", &Value::Null),
         DONE.to_owned(),
     ]);
-    assert_eq!(lines[1..3], ["tool_use[0] f \"a\": {}", "tool_use[1] f \"toolu_chatcmpl-1_1\": "]);
+    assert_eq!(lines[1..3], ["tool_use[0] f \"a\": {}", "tool_use[1] f \"call_chatcmpl-1_1\": "]);
     assert_eq!(end, Ok(()));
 }
 
