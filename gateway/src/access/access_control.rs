@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use http::HeaderMap;
-use http::header::AUTHORIZATION;
 use moongate_runtime::{FileChangeWatcher, SecretString};
 use subtle::ConstantTimeEq as _;
 use tokio_util::sync::CancellationToken;
@@ -15,6 +14,7 @@ use super::caller::{AccessScope, AuthenticatedCaller};
 use super::file::{AccessConfigError, AccessFile};
 use super::jwt::{JwksError, JwtRejection, VerificationKeySet};
 use super::options::{AccessOptions, JwtRequirements};
+use super::presented_key::{PresentedKeyError, presented_key};
 use super::quota::{QuotaKind, QuotaPermit, QuotaTracker};
 use crate::error::{ApiError, ApiErrorCode};
 
@@ -172,7 +172,7 @@ impl AccessControl {
         if !self.admin_requires_authentication() || (self.admin_certificates && certified) {
             return Ok(());
         }
-        let presented = bearer_token(headers)?;
+        let presented = required_key(headers)?;
         if self
             .admin_token
             .as_ref()
@@ -191,7 +191,7 @@ impl AccessControl {
     }
 
     fn authenticate(&self, headers: &HeaderMap) -> Result<AuthenticatedCaller, AccessRejection> {
-        let presented = bearer_token(headers)?;
+        let presented = required_key(headers)?;
         if let Some(caller) =
             self.file.as_ref().and_then(|loaded| loaded.current.load().find(presented).cloned())
         {
@@ -229,16 +229,13 @@ impl AccessControl {
     }
 }
 
-fn bearer_token(headers: &HeaderMap) -> Result<&[u8], AccessRejection> {
-    const SCHEME: &[u8] = b"bearer ";
-    let presented = headers.get(AUTHORIZATION).map(http::HeaderValue::as_bytes);
-    let presented = presented.and_then(|value| {
-        let (scheme, rest) = value.split_at_checked(SCHEME.len())?;
-        scheme.eq_ignore_ascii_case(SCHEME).then_some(rest.trim_ascii())
-    });
-    presented.filter(|presented| !presented.is_empty()).ok_or_else(|| {
-        let text = "no API key was sent; send it as `authorization: Bearer KEY`";
-        AccessRejection { reason: "missing_key", error: ApiError::new(ApiErrorCode::InvalidApiKey, text) }
+fn required_key(headers: &HeaderMap) -> Result<&[u8], AccessRejection> {
+    presented_key(headers).map_err(|error| {
+        let reason = match error {
+            PresentedKeyError::Missing => "missing_key",
+            PresentedKeyError::Conflicting => "conflicting_keys",
+        };
+        AccessRejection { reason, error: ApiError::new(ApiErrorCode::InvalidApiKey, error.to_string()) }
     })
 }
 

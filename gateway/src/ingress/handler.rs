@@ -23,7 +23,7 @@ use super::media_type::{MediaType, check_encoding};
 use super::options::UnauthenticatedPath;
 use super::return_hint::return_hint;
 use super::tenant_priority::TenantPriorityHeaders;
-use crate::access::{AccessControl, AuthenticatedCaller, QuotaPermit};
+use crate::access::{API_KEY, AccessControl, AuthenticatedCaller, QuotaPermit};
 use crate::decide::QueueServer;
 use crate::dispatch::{DispatchError, RequestDispatcher, fan_out};
 use crate::error::{ApiError, ApiErrorCode};
@@ -220,6 +220,7 @@ pub(super) async fn read(
     if caller.is_some() {
         // The client's key is for this gateway; an engine could misuse it to impersonate the client.
         headers.remove(AUTHORIZATION);
+        headers.remove(API_KEY);
         headers.extend(gateway.engine_key.clone().map(|key| (AUTHORIZATION, key)));
     }
     let headers = Arc::new(headers);
