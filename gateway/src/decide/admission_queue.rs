@@ -114,7 +114,9 @@ impl AdmissionQueue {
                 }
                 Err(rejection)
             }
-            (request, _) => choose_passthrough(&self.fleet.current(), request.as_ref(), tried),
+            (request, _) => {
+                choose_passthrough(&self.fleet.current(), routed.uri.path(), request.as_ref(), tried)
+            }
         }
     }
 

@@ -8,9 +8,9 @@ use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use moongate_scheduler as scheduler;
 
-use super::form_data::without_transfer_fields;
+use super::form_data::FormContent;
 use super::handler::GatewayContext;
-use super::inference_paths::takes_forms;
+use super::inference_paths::{needs_model, takes_forms};
 use super::media_type::MediaType;
 use crate::access::AuthenticatedCaller;
 use crate::error::{ApiError, ApiErrorCode};
@@ -66,9 +66,12 @@ pub(super) fn read_content(
                 .headers
                 .get(CONTENT_TYPE)
                 .ok_or_else(|| unsupported("the request has no Content-Type".to_owned()))?;
-            let (body, stripped) = without_transfer_fields(content_type, body)
-                .map_err(|error| ApiError::new(ApiErrorCode::InvalidRequest, error.to_string()))?;
-            return Ok(RequestContent { body, parsed: ParsedContent::default(), stripped });
+            let form = FormContent::read(content_type, body).map_err(|error| ApiError {
+                param: error.field().map(str::to_owned),
+                ..ApiError::new(ApiErrorCode::InvalidRequest, error.to_string())
+            })?;
+            let parsed = describe_form(gateway, parts, &form)?;
+            return Ok(RequestContent { body: form.body, parsed, stripped: form.stripped });
         }
     }
     let parsed = match describe_body(gateway, api, parts, &body) {
@@ -106,7 +109,8 @@ fn describe_body(
     let fleet = gateway.dispatcher.fleet.current();
     let caller = parts.extensions.get::<AuthenticatedCaller>();
     let fields = RoutingFields::read(api, body)?;
-    let model_index = find_model(&fleet, api, fields.model.as_deref())?;
+    let needs_model = api != InferenceApi::Other || needs_model(parts.uri.path());
+    let model_index = find_model(&fleet, needs_model, fields.model.as_deref())?;
     let model = model_index.and_then(|model| fleet.model_name(model).cloned());
     let media_tokens = fields
         .media
@@ -118,9 +122,25 @@ fn describe_body(
     Ok(ParsedContent { request, model, fields: fields.without_model() })
 }
 
+fn describe_form(
+    gateway: &GatewayContext,
+    parts: &Parts,
+    form: &FormContent,
+) -> Result<ParsedContent, ApiError> {
+    let fleet = gateway.dispatcher.fleet.current();
+    let model_index = find_model(&fleet, needs_model(parts.uri.path()), form.model_name())?;
+    let caller = parts.extensions.get::<AuthenticatedCaller>();
+    let fields = RoutingFields::default();
+    let request = model_index
+        .map(|model| gateway.priority_headers.apply(&parts.headers, caller, describe(model, &fields, 0)));
+    let model = model_index.and_then(|model| fleet.model_name(model).cloned());
+    Ok(ParsedContent { request, model, fields })
+}
+
+/// `None` if the request names no model and does not need one.
 fn find_model(
     fleet: &FleetSnapshot,
-    api: InferenceApi,
+    needs_model: bool,
     name: Option<&str>,
 ) -> Result<Option<scheduler::ModelIndex>, ApiError> {
     match name {
@@ -131,7 +151,7 @@ fn find_model(
         None => match fleet.only_model() {
             Some(model) => Ok(Some(model)),
             None if fleet.served_models().is_empty() => Err(no_engine("no engine is ready yet; retry soon")),
-            None if api == InferenceApi::Other => Ok(None),
+            None if !needs_model => Ok(None),
             None => {
                 let text = format!("`model` is missing, and there is more than one; {}", served_list(fleet));
                 Err(ApiError::new(ApiErrorCode::InvalidRequest, text).param("model"))

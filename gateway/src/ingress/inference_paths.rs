@@ -14,7 +14,7 @@ pub(super) enum AllowedMethods {
 }
 
 /// Inference paths of vLLM 0.32 and SGLang 0.5.23 that are passed through to one engine. `{id}` is one segment.
-pub(super) const INFERENCE_PATHS: [(&str, AllowedMethods); 33] = [
+pub(super) const INFERENCE_PATHS: [(&str, AllowedMethods); 35] = [
     ("/classify", AllowedMethods::Post),
     ("/cohere/v2/chat", AllowedMethods::Post),
     ("/detokenize", AllowedMethods::Post),
@@ -34,7 +34,9 @@ pub(super) const INFERENCE_PATHS: [(&str, AllowedMethods); 33] = [
     ("/v1/decisions", AllowedMethods::Post),
     ("/v1/detokenize", AllowedMethods::Post),
     ("/v1/embeddings", AllowedMethods::Post),
+    ("/v1/images/edits", AllowedMethods::Post),
     ("/v1/images/generations", AllowedMethods::Post),
+    ("/v1/images/variations", AllowedMethods::Post),
     ("/v1/messages", AllowedMethods::Post),
     ("/v1/messages/count_tokens", AllowedMethods::Post),
     ("/v1/moderations", AllowedMethods::Post),
@@ -51,7 +53,11 @@ pub(super) const INFERENCE_PATHS: [(&str, AllowedMethods); 33] = [
 ];
 
 /// Inference paths that accept a form with a file, besides JSON.
-const FORM_PATHS: [&str; 2] = ["/v1/audio/transcriptions", "/v1/audio/translations"];
+const FORM_PATHS: [&str; 4] =
+    ["/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/edits", "/v1/images/variations"];
+
+/// Inference paths that depend on no model, or whose requests name none.
+const PATHS_WITHOUT_MODEL: [&str; 2] = ["/parse_function_call", "/separate_reasoning"];
 
 /// Substrings of paths by which both engines are administered.
 const ADMINISTRATIVE_PATHS: [&str; 34] = [
@@ -147,6 +153,12 @@ pub(super) fn takes_forms(path: &str) -> bool {
     FORM_PATHS.contains(&path) || !INFERENCE_PATHS.iter().any(|(known, _)| *known == path)
 }
 
+/// Whether a request with a body must name its model if there are several. Engines use a default for some paths, which would be
+/// that of an arbitrary engine. Configured paths may have a format without a model.
+pub(super) fn needs_model(path: &str) -> bool {
+    INFERENCE_PATHS.iter().any(|(known, _)| *known == path) && !PATHS_WITHOUT_MODEL.contains(&path)
+}
+
 /// Whether the path is never open to clients, whatever the settings.
 fn is_administrative(path: &str) -> bool {
     let path = path.to_ascii_lowercase();
@@ -193,6 +205,15 @@ mod tests {
                 "{text}"
             );
         }
+    }
+
+    #[test]
+    fn paths_that_compute_with_a_model_need_one() {
+        assert!(needs_model("/v1/embeddings") && needs_model("/tokenize") && needs_model("/v1/images/edits"));
+        assert!(!needs_model("/separate_reasoning") && !needs_model("/invocations"));
+        assert!(
+            PATHS_WITHOUT_MODEL.iter().all(|path| INFERENCE_PATHS.iter().any(|(known, _)| known == path))
+        );
     }
 
     #[test]
