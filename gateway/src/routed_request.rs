@@ -7,6 +7,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use moongate_scheduler::RequestProfile;
 
 use crate::feedback::{PromptHint, RequestDescription};
+use crate::model_aliases::AliasedModel;
 use crate::predict::PromptPrediction;
 use crate::request_body::{InferenceApi, RoutingFields, SplicedBody};
 use crate::upstream::PreparedRequest;
@@ -30,8 +31,10 @@ pub(crate) struct RoutedRequest {
     pub(crate) return_hint: Option<PromptHint>,
     /// Predicted cache hits of each engine, if available.
     pub(crate) prompt_prediction: Option<PromptPrediction>,
-    /// Model name for logs and metrics.
+    /// Name of the served model, for logs and metrics.
     pub(crate) model: Option<Arc<str>>,
+    /// The alias by which the client named the model.
+    pub(crate) alias: Option<Box<AliasedModel>>,
 }
 
 impl RoutedRequest {
@@ -81,6 +84,7 @@ impl RoutedRequest {
             return_hint: None,
             prompt_prediction: None,
             model: None,
+            alias: None,
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Access control: API keys, JWTs, scopes and the quotas of tenants.
 
 mod access_control;
-mod bounded;
 mod caller;
 mod file;
 mod jwt;
@@ -11,7 +10,6 @@ mod quota;
 
 pub use access_control::AccessFileError;
 pub(crate) use access_control::{AccessControl, AccessRejection};
-pub use bounded::BoundedReadError;
 pub(crate) use caller::{AccessScope, AuthenticatedCaller};
 pub use file::{AccessConfigError, ApiKeyError, tenants_of_keys};
 pub use jwt::{JwksError, tenant_of_token};

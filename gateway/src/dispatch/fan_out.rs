@@ -85,6 +85,7 @@ fn single_sample_request(
         return_hint: routed.return_hint,
         prompt_prediction: routed.prompt_prediction.clone(),
         model: routed.model.clone(),
+        alias: routed.alias.clone(),
     })
 }
 

@@ -8,6 +8,7 @@ use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use moongate_scheduler as scheduler;
 
+use super::aliased_model::{FoundModel, find_model};
 use super::form_data::FormContent;
 use super::handler::GatewayContext;
 use super::inference_paths::{needs_model, takes_forms};
@@ -15,6 +16,7 @@ use super::media_type::MediaType;
 use crate::access::AuthenticatedCaller;
 use crate::error::{ApiError, ApiErrorCode};
 use crate::fleet::{FleetSnapshot, ModelUnavailable};
+use crate::model_aliases::AliasedModel;
 use crate::request_body::{InferenceApi, RoutingFields, without_transfer_members};
 
 /// Bytes of text per token, for prompts that are not tokenized here: about the average of English in common vocabularies. Only
@@ -35,6 +37,8 @@ pub(super) struct ParsedContent {
     pub(super) request: Option<scheduler::RequestProfile>,
     pub(super) model: Option<Arc<str>>,
     pub(super) fields: RoutingFields<'static>,
+    /// The alias by which the body names the model.
+    pub(super) alias: Option<Box<AliasedModel>>,
 }
 
 /// Parses the body, and removes members that steer KV transfer. Engines may parse a body as JSON whatever its content type, so it
@@ -110,7 +114,8 @@ fn describe_body(
     let caller = parts.extensions.get::<AuthenticatedCaller>();
     let fields = RoutingFields::read(api, body)?;
     let needs_model = api != InferenceApi::Other || needs_model(parts.uri.path());
-    let model_index = find_model(&fleet, needs_model, fields.model.as_deref())?;
+    let found = find_model(gateway, &fleet, parts, (fields.model.as_deref(), needs_model), body)?;
+    let FoundModel { index: model_index, alias } = found;
     let model = model_index.and_then(|model| fleet.model_name(model).cloned());
     let media_tokens = fields
         .media
@@ -119,7 +124,7 @@ fn describe_body(
     let request = model_index.map(|model| {
         gateway.priority_headers.apply(&parts.headers, caller, describe(model, &fields, media_tokens))
     });
-    Ok(ParsedContent { request, model, fields: fields.without_model() })
+    Ok(ParsedContent { request, model, fields: fields.without_model(), alias })
 }
 
 fn describe_form(
@@ -128,36 +133,17 @@ fn describe_form(
     form: &FormContent,
 ) -> Result<ParsedContent, ApiError> {
     let fleet = gateway.dispatcher.fleet.current();
-    let model_index = find_model(&fleet, needs_model(parts.uri.path()), form.model_name())?;
+    let requested = (form.model_name(), needs_model(parts.uri.path()));
+    let FoundModel { index: model_index, mut alias } = find_model(gateway, &fleet, parts, requested, &[])?;
+    if let Some(alias) = &mut alias {
+        alias.form_value.clone_from(&form.model);
+    }
     let caller = parts.extensions.get::<AuthenticatedCaller>();
     let fields = RoutingFields::default();
     let request = model_index
         .map(|model| gateway.priority_headers.apply(&parts.headers, caller, describe(model, &fields, 0)));
     let model = model_index.and_then(|model| fleet.model_name(model).cloned());
-    Ok(ParsedContent { request, model, fields })
-}
-
-/// `None` if the request names no model and does not need one.
-fn find_model(
-    fleet: &FleetSnapshot,
-    needs_model: bool,
-    name: Option<&str>,
-) -> Result<Option<scheduler::ModelIndex>, ApiError> {
-    match name {
-        Some(name) => match fleet.model(name) {
-            Ok(model) => Ok(Some(model)),
-            Err(reason) => Err(model_error(fleet, name, reason)),
-        },
-        None => match fleet.only_model() {
-            Some(model) => Ok(Some(model)),
-            None if fleet.served_models().is_empty() => Err(no_engine("no engine is ready yet; retry soon")),
-            None if !needs_model => Ok(None),
-            None => {
-                let text = format!("`model` is missing, and there is more than one; {}", served_list(fleet));
-                Err(ApiError::new(ApiErrorCode::InvalidRequest, text).param("model"))
-            }
-        },
-    }
+    Ok(ParsedContent { request, model, fields, alias })
 }
 
 /// Why a request for a model cannot be served. A model is "not found" only if no listed engine has ever served it.
@@ -188,7 +174,7 @@ fn no_engine(text: impl Into<String>) -> ApiError {
     error
 }
 
-fn served_list(fleet: &FleetSnapshot) -> String {
+pub(super) fn served_list(fleet: &FleetSnapshot) -> String {
     let names: Vec<&str> = fleet.served_models().iter().map(AsRef::as_ref).collect();
     if names.is_empty() {
         "no engine is ready yet".to_owned()

@@ -12,6 +12,7 @@ use moongate_telemetry::Tracer;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::aliased_model::{fall_back, record_started, with_model};
 use super::body::{BodyReader, no_memory};
 use super::content::{ParsedContent, RequestContent, read_content};
 use super::cross_origin::CorsOrigin;
@@ -30,6 +31,7 @@ use crate::error::{ApiError, ApiErrorCode};
 use crate::feedback::{DecisionHistory, GatewayMetrics, PromptReportQueue, RequestRecorder, RequestSpan};
 use crate::kv_index::KvIndex;
 use crate::memory::MemoryBudget;
+use crate::model_aliases::ModelAliases;
 use crate::predict::{CacheHitPredictor, PredictionError, PromptPrediction, RequestPrompt};
 use crate::relay::{DispatchedResponse, RelayedRequest};
 use crate::request_body::InferenceApi;
@@ -57,6 +59,7 @@ pub(crate) struct GatewayContext {
     /// Token that `/workers` requires; `None`: no token.
     pub(crate) registration_token: Option<SecretString>,
     pub(crate) access: Arc<AccessControl>,
+    pub(crate) model_aliases: Arc<ModelAliases>,
     /// Paths of a protected admin listener that need no authentication.
     pub(crate) admin_open: Vec<UnauthenticatedPath>,
     /// Additional engine paths that are open to clients.
@@ -130,26 +133,44 @@ async fn serve(
     Box::pin(dispatch(gateway, routed, permit, recorder)).await
 }
 
-/// Predicts cache hits, and sends the request to engines until a response has started.
+/// Sends the request to engines until a response has started; if its model fails, to the fallbacks of its alias.
 async fn dispatch(
     gateway: &GatewayContext,
     mut routed: RoutedRequest,
-    permit: Option<QuotaPermit>,
+    mut permit: Option<QuotaPermit>,
     recorder: &mut RequestRecorder,
 ) -> Result<(RoutedRequest, DispatchedResponse), DispatchError> {
     let read = Instant::now();
     recorder.span().inject(&mut routed.headers);
-    recorder.span().set_request(routed.description(), read);
-    if routed.request.is_some() && routed.api != InferenceApi::Other {
-        predict(gateway, &mut routed, recorder.span(), read).await;
+    loop {
+        recorder.span().set_request(routed.description(), read);
+        if routed.request.is_some() && routed.api != InferenceApi::Other {
+            predict(gateway, &mut routed, recorder.span(), Instant::now()).await;
+        }
+        if let Some(permit) = permit.take() {
+            permit.spend(routed.request.as_ref().map_or(0, |request| request.input_tokens));
+            recorder.set_quota_permit(permit);
+        }
+        match send(gateway, &routed, recorder).await {
+            Ok(response) => {
+                record_started(gateway, &routed);
+                return Ok((routed, response));
+            }
+            Err(error) if !fall_back(gateway, &mut routed, &error) => return Err(error),
+            Err(_) => {}
+        }
     }
-    if let Some(permit) = permit {
-        permit.spend(routed.request.as_ref().map_or(0, |request| request.input_tokens));
-        recorder.set_quota_permit(permit);
-    }
+}
+
+/// Sends the request to engines of its model until a response has started.
+async fn send(
+    gateway: &GatewayContext,
+    routed: &RoutedRequest,
+    recorder: &mut RequestRecorder,
+) -> Result<DispatchedResponse, DispatchError> {
     let (dispatcher, span) = (&gateway.dispatcher, &*recorder.span());
-    if !fan_out::is_needed(&dispatcher.fleet.current(), &routed) {
-        let started = dispatcher.dispatch(&routed, span).await?;
+    if !fan_out::is_needed(&dispatcher.fleet.current(), routed) {
+        let started = dispatcher.dispatch(routed, span).await?;
         let prefill = started.in_flight.prefill_endpoint();
         if let Some(reports) = &gateway.prompt_reports {
             let prediction = routed.prompt_prediction.as_ref();
@@ -165,12 +186,12 @@ async fn dispatch(
                 None => {}
             }
         }
-        return Ok((routed, DispatchedResponse::Single(started)));
+        return Ok(DispatchedResponse::Single(started));
     }
-    let samples = fan_out::split(&routed, &gateway.bodies.memory).map_err(DispatchError::Error)?;
+    let samples = fan_out::split(routed, &gateway.bodies.memory).map_err(DispatchError::Error)?;
     let started = try_join_all(samples.iter().map(|sample| dispatcher.dispatch(sample, span))).await?;
-    let response = DispatchedResponse::of_samples(relayed(gateway, &routed), started).await;
-    Ok((routed, response.map_err(DispatchError::Error)?))
+    let response = DispatchedResponse::of_samples(relayed(gateway, routed), started).await;
+    response.map_err(DispatchError::Error)
 }
 
 /// What the response depends on.
@@ -205,7 +226,10 @@ pub(super) async fn read(
         // The sanitized body is a copy; the reservation of the original ended with it.
         body = gateway.bodies.memory.reserve(body.len()).map_err(|_| no_memory())?.attach(body);
     }
-    let ParsedContent { request, model, fields } = parsed;
+    let ParsedContent { request, model, fields, mut alias } = parsed;
+    if let (Some(alias), Some(model)) = (&mut alias, &model) {
+        body = with_model(&gateway.bodies.memory, &body, &fields, alias, model)?;
+    }
     let return_hint = return_hint(&parts.headers, &fields)?;
     // Engines only need the path: the authority of an absolute-form request is the gateway's.
     let uri = parts.uri.path_and_query().map_or("/", |path| path.as_str()).parse();
@@ -236,6 +260,7 @@ pub(super) async fn read(
         return_hint,
         prompt_prediction: None,
         model,
+        alias,
     })
 }
 
