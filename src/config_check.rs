@@ -62,6 +62,9 @@ pub(crate) async fn check(command: ConfigCheckArgs) -> anyhow::Result<ExitCode> 
     if let Err(error) = check_model_folders(&command.options) {
         problems.push(error.to_string());
     }
+    if let Err(error) = command.options.model_aliases.check() {
+        problems.push(error.to_string());
+    }
     if let Err(error) = check_shared_queue(&command.options) {
         problems.push(error.to_string());
     }

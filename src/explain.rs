@@ -146,6 +146,9 @@ fn list(text: &mut String, decision: &Value) {
 
 fn explain(text: &mut String, decision: &Value, other: Option<PolicyName>) -> anyhow::Result<()> {
     list(text, decision);
+    if let (Some(model), Some(alias)) = (decision["model"].as_str(), decision["alias"].as_str()) {
+        let _infallible = writeln!(text, "  model {model}, for the alias {alias}");
+    }
     let seconds = |value: &Value| value.as_f64().map_or("-".to_owned(), |value| format!("{value:.3}"));
     let _infallible = writeln!(
         text,

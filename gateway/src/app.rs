@@ -7,8 +7,8 @@ use std::time::Duration;
 use moongate_discovery::{DiscoveryError, RankLoads, TopologyReader};
 use moongate_master_client::admin::{AdminClient, AdminClientOptions as AdminOptions, AdminError};
 use moongate_runtime::{
-    BindError, ClientTls, ConnectionRejection, DescriptorShares, ListenerHandle, ListenerSocket, Supervisor,
-    TlsConfigError, open_file_limit,
+    BindError, ClientTls, ConnectionRejection, DescriptorShares, FileChangeWatcher, ListenerHandle,
+    ListenerSocket, Supervisor, TlsConfigError, open_file_limit,
 };
 use moongate_scheduler::Scheduler;
 use moongate_telemetry::Tracer;
@@ -29,6 +29,7 @@ use crate::kv_index::KvIndex;
 use crate::legs::{AbortSender, RedispatchBudget};
 use crate::listener_security::{ListenerSecurity, ListenerSecurityError};
 use crate::memory::MemoryBudget;
+use crate::model_aliases::{ModelAliasFileError, ModelAliases};
 use crate::predict::{
     CacheHitPredictor, EngineTokenizer, FeedStarter, MediaQueryRunner, MediaTokenCache, ModelTokenizers,
     StoreView, run_feeds,
@@ -66,6 +67,9 @@ pub enum GatewayStartError {
     /// A model folder cannot be used.
     #[error(transparent)]
     Model(#[from] ModelFolderError),
+    /// The file of model aliases cannot be used.
+    #[error(transparent)]
+    ModelAliases(#[from] ModelAliasFileError),
     /// The queue cannot be shared.
     #[error(transparent)]
     SharedQueue(#[from] SharedQueueError),
@@ -76,9 +80,12 @@ impl GatewayStartError {
     #[must_use]
     pub fn is_invalid_setting(&self) -> bool {
         match self {
-            Self::Guard(_) | Self::Store(_) | Self::StoreTls(_) | Self::Model(_) | Self::SharedQueue(_) => {
-                true
-            }
+            Self::Guard(_)
+            | Self::Store(_)
+            | Self::StoreTls(_)
+            | Self::Model(_)
+            | Self::ModelAliases(_)
+            | Self::SharedQueue(_) => true,
             Self::Discovery(error) => error.is_invalid_setting(),
             Self::Bind(_) | Self::Health(_) | Self::Listener(_) => false,
         }
@@ -116,6 +123,8 @@ pub async fn start(
 ) -> Result<RunningGateway, GatewayStartError> {
     let security = ListenerSecurity::load(options)?;
     check_model_folders(options)?;
+    let alias_changes = FileChangeWatcher::new(options.model_aliases.files());
+    let model_aliases = Arc::new(ModelAliases::load(&options.model_aliases)?);
     let listener = moongate_runtime::bind(options.listen)?;
     let admin_listener = moongate_runtime::bind(options.admin_listen)?;
     let (address, admin_address) = (listener.local_addr()?, admin_listener.local_addr()?);
@@ -166,6 +175,7 @@ pub async fn start(
     }
 
     let metrics = Arc::new(GatewayMetrics::new(options.metric_aliases));
+    watch_model_aliases(&model_aliases, &metrics, alias_changes, supervisor);
     let models = Arc::new(ModelTokenizers::new(options.model.clone(), memory.conversations));
     let (store, prompt_reports) = match start_store_view(options, supervisor, &metrics, &index, &fleet)? {
         Some((store, prompt_reports)) => (Some(store), Some(prompt_reports)),
@@ -270,6 +280,7 @@ pub async fn start(
         registry,
         registration_token: options.engines.registration_token.clone(),
         access,
+        model_aliases,
         admin_open: options.ingress.admin_open.clone(),
         inference_paths: options.ingress.inference_path.clone(),
         cors_origins: options.ingress.cors_origin.clone(),
@@ -301,6 +312,19 @@ pub async fn start(
         drain_delay: options.drain_delay,
         drain_deadline: options.drain_deadline,
     })
+}
+
+/// Starts the task that reloads the file of model aliases.
+fn watch_model_aliases(
+    aliases: &Arc<ModelAliases>,
+    metrics: &GatewayMetrics,
+    changes: FileChangeWatcher,
+    supervisor: &Supervisor,
+) {
+    let (aliases, metrics, stop) = (aliases.clone(), metrics.model_aliases.clone(), supervisor.token());
+    supervisor.spawn_restarted("model-aliases", move || {
+        aliases.clone().watch_file(metrics.clone(), changes.clone(), stop.clone())
+    });
 }
 
 /// Starts the election among the gateways that share a queue. Returns the server for those that follow this one.

@@ -19,6 +19,7 @@ use moongate_scheduler::{PolicyName, SchedulerOptions, TtftTarget};
 use crate::access::AccessOptions;
 use crate::feedback::MetricAliases;
 use crate::ingress::{IngressOptions, TenantPriorityHeaders};
+use crate::model_aliases::ModelAliasOptions;
 
 pub use engines::{DiscoverySource, EngineOptions};
 pub(crate) use listeners::DEFAULT_CONNECTIONS;
@@ -78,6 +79,10 @@ pub struct GatewayOptions {
     /// Open paths and origins.
     #[command(flatten)]
     pub ingress: IngressOptions,
+
+    /// Names of models for clients.
+    #[command(flatten)]
+    pub model_aliases: ModelAliasOptions,
 
     /// Engines and how they are discovered.
     #[command(flatten)]

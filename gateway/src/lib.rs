@@ -6,8 +6,8 @@
 //! into one, `relay` returns it to the client, `feedback` records metrics and traces. `fleet` is the current set of engines.
 //!
 //! A module refers only to modules after it: `app`, `config`, `ingress`, `relay`, `dispatch`, `connector`, `legs`, `decide`,
-//! `routed_request`, `predict`, `feedback`, `sessions`, `fleet`, `upstream`, and then `access`, `kv_index` (which blocks are where),
-//! `stored_responses`, `response` and `request_body` (formats), `memory`, `error`.
+//! `routed_request`, `model_aliases`, `predict`, `feedback`, `sessions`, `fleet`, `upstream`, and then `access`, `kv_index` (which blocks
+//! are where), `stored_responses`, `response` and `request_body` (formats), `reloadable_file`, `memory`, `error`.
 
 mod access;
 mod app;
@@ -23,8 +23,10 @@ mod kv_index;
 mod legs;
 mod listener_security;
 mod memory;
+mod model_aliases;
 mod predict;
 mod relay;
+mod reloadable_file;
 mod request_body;
 mod response;
 mod routed_request;
@@ -34,9 +36,7 @@ mod stored_responses;
 mod test_fleet;
 mod upstream;
 
-pub use access::{
-    AccessConfigError, AccessFileError, AccessOptions, ApiKeyError, BoundedReadError, JwksError, QuotaError,
-};
+pub use access::{AccessConfigError, AccessFileError, AccessOptions, ApiKeyError, JwksError, QuotaError};
 #[doc(hidden)]
 pub use access::{tenant_of_token, tenants_of_keys};
 pub use app::{GatewayStartError, RunningGateway, start};
@@ -53,8 +53,10 @@ pub use ingress::{
 #[doc(hidden)]
 pub use kv_index::SpinRwLock;
 pub use listener_security::{ListenerSecurityError, exposures};
+pub use model_aliases::{AliasError, AliasFileError, ModelAliasFileError, ModelAliasOptions};
 #[doc(hidden)]
 pub use predict::{PredictionGap, prediction_gaps};
+pub use reloadable_file::BoundedReadError;
 pub use request_body::{
     MemberSearchError, StreamEnd, accepts, is_transfer_member, is_user_data, without_transfer_members,
 };

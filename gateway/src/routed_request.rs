@@ -10,6 +10,7 @@ use moongate_scheduler::RequestProfile;
 use crate::error::ApiError;
 use crate::feedback::{PromptHint, RequestDescription};
 use crate::fleet::FleetMember;
+use crate::model_aliases::AliasedModel;
 use crate::predict::PromptPrediction;
 use crate::request_body::{InferenceApi, RoutingFields, SplicedBody};
 use crate::sessions::SessionRoute;
@@ -40,8 +41,10 @@ pub(crate) struct RoutedRequest {
     pub(crate) translated: Option<Result<Arc<RoutedRequest>, ApiError>>,
     /// Predicted cache hits of each engine, if available.
     pub(crate) prompt_prediction: Option<PromptPrediction>,
-    /// Model name for logs and metrics.
+    /// Name of the served model, for logs and metrics.
     pub(crate) model: Option<Arc<str>>,
+    /// The alias by which the client named the model.
+    pub(crate) alias: Option<Box<AliasedModel>>,
 }
 
 /// How a request refers to stored responses.
@@ -116,6 +119,7 @@ impl RoutedRequest {
             translated: None,
             prompt_prediction: None,
             model: None,
+            alias: None,
         }
     }
 }

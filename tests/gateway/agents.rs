@@ -1,7 +1,7 @@
 //! The APIs that agents use, through pairs of every kind: the same text as a single engine, both legs, and conversations that continue a
 //! response by its id.
 
-use moongate_loadtest::engine::VllmConnector;
+use moongate_loadtest::engine::{SimEngineOptions, VllmConnector};
 use serde_json::{Value, json};
 
 use crate::harness::client_api::ClientApi;
@@ -41,7 +41,7 @@ async fn text(fleet: &TestFleet, api: ClientApi, stream: bool) -> String {
     if !stream {
         return api.text(&serde_json::from_str(&text).unwrap()).unwrap();
     }
-    assert!(text.contains(api.stream_end()), "{api:?}: {text}");
+    assert!(api.is_complete(&text), "{api:?}: {text}");
     let events = text.lines().filter_map(|line| line.strip_prefix("data: "));
     let events = events.filter_map(|event| serde_json::from_str::<Value>(event).ok());
     events.filter_map(|event| api.text_of_event(&event)).collect()
@@ -121,7 +121,8 @@ async fn streamed_responses_are_stored_too() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_store_responses_continue_where_they_were_made() {
     for (name, builder) in pairs() {
-        let fleet = builder.pairs(2).start().await;
+        let stores = |options: SimEngineOptions| SimEngineOptions { response_store: true, ..options.fast() };
+        let fleet = builder.pairs(2).tune(stores).start().await;
         let (_, status, second) = continue_response(&fleet).await;
         if name == "sglang" {
             assert_eq!(status, 501, "{name}: {second}");

@@ -32,6 +32,8 @@ mod harness {
 }
 mod live_ranking;
 mod local_prefill;
+mod model_aliases;
+mod other_paths;
 mod overload;
 mod prediction;
 mod ranks;

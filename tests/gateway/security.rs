@@ -144,6 +144,45 @@ async fn only_known_keys_are_accepted_and_none_reaches_an_engine() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_key_as_anthropics_sdk_sends_it_is_accepted() {
+    let files = [("access.toml", &*keys(""))];
+    let world =
+        SecuredGateway::start(&files, &["--access-file={}/access.toml", "--engine-api-key=sk-engine"])
+            .await
+            .ready()
+            .await;
+    let send = async |headers: &[(&str, &str)]| {
+        let mut request = client().post(format!("http://{}/v1/completions", world.at.public));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.header("content-type", "application/json").body(BODY).send().await.unwrap()
+    };
+    let bearer = format!("Bearer {KEY}");
+    let version = ("anthropic-version", "2023-06-01");
+    for headers in [&[("x-api-key", KEY), version] as &[_], &[("x-api-key", KEY), ("authorization", &bearer)]]
+    {
+        assert_eq!(send(headers).await.status(), 200, "{headers:?}");
+        let seen = TestFleet::last_request(world.engine());
+        assert_eq!(shown(&seen), ["Bearer sk-engine"]);
+        assert!(seen.headers.iter().all(|(_, value)| !value.contains(KEY)), "{:?}", seen.headers);
+        let versions = seen.headers.iter().filter(|(name, _)| name == version.0).count();
+        assert_eq!(versions, usize::from(headers.contains(&version)));
+    }
+    for (headers, part) in [
+        (&[("x-api-key", "sk-of-nobody-0123456789")] as &[_], "invalid API key"),
+        (&[("x-api-key", "sk-of-nobody-0123456789"), ("authorization", &bearer)], "different keys"),
+        (&[("x-api-key", "")], "x-api-key: KEY"),
+    ] {
+        let refused = send(headers).await;
+        assert_eq!(refused.status(), 401, "{headers:?}");
+        let error = openai_error(&refused.bytes().await.unwrap());
+        assert_eq!(error["code"], "invalid_api_key");
+        assert!(error["message"].as_str().unwrap().contains(part), "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn keys_reload_without_restart_and_bad_file_is_ignored() {
     let files = [("access.toml", &*keys(""))];
     let world = SecuredGateway::start(&files, &["--access-file={}/access.toml"]).await.ready().await;
@@ -471,17 +510,18 @@ async fn pages_of_other_origins_cannot_register_engines() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_listed_origins_are_allowed() {
+    const HEADERS: &str = "authorization,content-type,x-api-key,anthropic-version,anthropic-beta";
     let world = SecuredGateway::start(&[], &["--cors-origin=https://chat.example"]).await.ready().await;
     let url = format!("http://{}/v1/completions", world.at.public);
     let preflight = async |origin: &str| {
         let asked = client().request(reqwest::Method::OPTIONS, &url).header("origin", origin);
         let asked = asked.header("access-control-request-method", "POST");
-        asked.header("access-control-request-headers", "authorization,content-type").send().await.unwrap()
+        asked.header("access-control-request-headers", HEADERS).send().await.unwrap()
     };
     let allowed = preflight("https://chat.example").await;
     assert_eq!(allowed.status(), 204);
     assert_eq!(allowed.headers()["access-control-allow-origin"], "https://chat.example");
-    assert_eq!(allowed.headers()["access-control-allow-headers"], "authorization,content-type");
+    assert_eq!(allowed.headers()["access-control-allow-headers"], HEADERS);
     assert!(allowed.headers()["access-control-allow-methods"].to_str().unwrap().contains("POST"));
     let refused = preflight("https://evil.example").await;
     assert_eq!(refused.status(), 405);

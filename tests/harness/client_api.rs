@@ -56,13 +56,15 @@ impl ClientApi {
         text.as_str().map(str::to_owned)
     }
 
-    /// What the end of a complete stream contains.
-    pub(crate) fn stream_end(self) -> &'static str {
-        match self {
-            Self::Chat => "data: [DONE]",
-            Self::Responses => "event: response.completed",
-            Self::Messages => "event: message_stop",
-        }
+    /// Whether a stream has its regular end.
+    pub(crate) fn is_complete(self, stream: &str) -> bool {
+        let ends: &[&str] = match self {
+            Self::Chat => &["data: [DONE]"],
+            // Both were cut off by their limit of tokens; only SGLang says so.
+            Self::Responses => &["event: response.completed", "event: response.incomplete"],
+            Self::Messages => &["event: message_stop"],
+        };
+        ends.iter().any(|end| stream.contains(end))
     }
 
     /// The type of an error that a client of this API may get for an engine's failure.

@@ -4,9 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use arc_swap::ArcSwap;
 use http::HeaderMap;
-use http::header::AUTHORIZATION;
 use moongate_runtime::{FileChangeWatcher, SecretString};
 use subtle::ConstantTimeEq as _;
 use tokio_util::sync::CancellationToken;
@@ -15,8 +13,10 @@ use super::caller::{AccessScope, AuthenticatedCaller};
 use super::file::{AccessConfigError, AccessFile};
 use super::jwt::{JwksError, JwtRejection, VerificationKeySet};
 use super::options::{AccessOptions, JwtRequirements};
+use super::presented_key::{PresentedKeyError, presented_key};
 use super::quota::{QuotaKind, QuotaPermit, QuotaTracker};
 use crate::error::{ApiError, ApiErrorCode};
+use crate::reloadable_file::ReloadableFile;
 
 const ACCESS_FILE_FLAG: &str = "--access-file";
 const JWKS_FILE_FLAG: &str = "--jwks-file";
@@ -41,41 +41,6 @@ pub enum AccessFileError {
 pub(crate) struct AccessRejection {
     pub(crate) reason: &'static str,
     pub(crate) error: ApiError,
-}
-
-/// A parsed file that is reloaded when it changes.
-struct ReloadableFile<T, E> {
-    flag: &'static str,
-    path: PathBuf,
-    read: fn(&Path) -> Result<T, E>,
-    current: ArcSwap<T>,
-}
-
-impl<T, E: std::error::Error> ReloadableFile<T, E> {
-    fn load(flag: &'static str, path: &Path, read: fn(&Path) -> Result<T, E>) -> Result<Self, E> {
-        let current = ArcSwap::from_pointee(read(path)?);
-        Ok(Self { flag, path: path.to_owned(), read, current })
-    }
-
-    /// Reloads the file. An invalid file keeps the previous content, so that an editing mistake locks no client out.
-    fn reload(&self, describe: impl Fn(&T) -> usize) {
-        let (flag, file) = (self.flag, self.path.display());
-        match (self.read)(&self.path) {
-            Ok(value) => {
-                tracing::info!(flag, %file, keys = describe(&value), "reloaded");
-                self.current.store(Arc::new(value));
-            }
-            Err(problem) => {
-                tracing::warn!(flag, %file, %problem, "reload failed; keeping the previous content");
-            }
-        }
-    }
-}
-
-impl<T, E> std::fmt::Debug for ReloadableFile<T, E> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ReloadableFile").field("path", &self.path).finish_non_exhaustive()
-    }
 }
 
 /// Checks API keys, JWTs and quotas. Its files are reloaded on change.
@@ -120,10 +85,8 @@ impl AccessControl {
 
     /// Required credentials of the public listener, for the log; `None` if it is open.
     pub(crate) fn describe(&self) -> Option<String> {
-        let keys = self
-            .file
-            .as_ref()
-            .map(|loaded| format!("an API key ({} configured)", loaded.current.load().keys()));
+        let keys =
+            self.file.as_ref().map(|loaded| format!("an API key ({} configured)", loaded.current().keys()));
         let tokens = self.jwt.as_ref().map(|(_, rules)| format!("a JWT of {}", rules.issuer));
         let credentials: Vec<String> = keys.into_iter().chain(tokens).collect();
         (!credentials.is_empty()).then(|| credentials.join(" or "))
@@ -172,7 +135,7 @@ impl AccessControl {
         if !self.admin_requires_authentication() || (self.admin_certificates && certified) {
             return Ok(());
         }
-        let presented = bearer_token(headers)?;
+        let presented = required_key(headers)?;
         if self
             .admin_token
             .as_ref()
@@ -180,7 +143,7 @@ impl AccessControl {
         {
             return Ok(());
         }
-        let caller = self.file.as_ref().and_then(|loaded| loaded.current.load().find(presented).cloned());
+        let caller = self.file.as_ref().and_then(|loaded| loaded.current().find(presented).cloned());
         match caller {
             Some(caller) if caller.has_scope(scope) => Ok(()),
             Some(_) => Err(forbidden(scope)),
@@ -191,16 +154,15 @@ impl AccessControl {
     }
 
     fn authenticate(&self, headers: &HeaderMap) -> Result<AuthenticatedCaller, AccessRejection> {
-        let presented = bearer_token(headers)?;
-        if let Some(caller) =
-            self.file.as_ref().and_then(|loaded| loaded.current.load().find(presented).cloned())
+        let presented = required_key(headers)?;
+        if let Some(caller) = self.file.as_ref().and_then(|loaded| loaded.current().find(presented).cloned())
         {
             return Ok(caller);
         }
         let Some((keys, rules)) = &self.jwt else {
             return Err(invalid_key("invalid API key; check it, or request a new one"));
         };
-        keys.current.load().verify(presented, rules).map_err(|rejection| match rejection {
+        keys.current().verify(presented, rules).map_err(|rejection| match rejection {
             JwtRejection::Invalid(reason) => invalid_key(&format!("invalid token: {reason}")),
             JwtRejection::MissingScope => forbidden(AccessScope::Inference),
         })
@@ -209,7 +171,7 @@ impl AccessControl {
     /// Counts a request of `caller` against its tenant's quota until the permit is dropped.
     pub(crate) fn admit(&self, caller: &AuthenticatedCaller) -> Result<Option<QuotaPermit>, AccessRejection> {
         let Some(loaded) = &self.file else { return Ok(None) };
-        let file = loaded.current.load();
+        let file = loaded.current();
         self.quotas.try_admit(&caller.tenant, |name| file.quota(name), Instant::now()).map_err(
             |(kind, after)| {
                 let (reason, limit_name) = match kind {
@@ -229,16 +191,13 @@ impl AccessControl {
     }
 }
 
-fn bearer_token(headers: &HeaderMap) -> Result<&[u8], AccessRejection> {
-    const SCHEME: &[u8] = b"bearer ";
-    let presented = headers.get(AUTHORIZATION).map(http::HeaderValue::as_bytes);
-    let presented = presented.and_then(|value| {
-        let (scheme, rest) = value.split_at_checked(SCHEME.len())?;
-        scheme.eq_ignore_ascii_case(SCHEME).then_some(rest.trim_ascii())
-    });
-    presented.filter(|presented| !presented.is_empty()).ok_or_else(|| {
-        let text = "no API key was sent; send it as `authorization: Bearer KEY`";
-        AccessRejection { reason: "missing_key", error: ApiError::new(ApiErrorCode::InvalidApiKey, text) }
+fn required_key(headers: &HeaderMap) -> Result<&[u8], AccessRejection> {
+    presented_key(headers).map_err(|error| {
+        let reason = match error {
+            PresentedKeyError::Missing => "missing_key",
+            PresentedKeyError::Conflicting => "conflicting_keys",
+        };
+        AccessRejection { reason, error: ApiError::new(ApiErrorCode::InvalidApiKey, error.to_string()) }
     })
 }
 

@@ -8,9 +8,9 @@ use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
-use super::bounded::{BoundedReadError, read_limited};
 use super::caller::{AccessScope, AuthenticatedCaller};
 use super::quota::{QuotaError, TrafficQuota};
+use crate::reloadable_file::{BoundedReadError, read_limited};
 
 /// Largest access file in bytes: more than a Kubernetes Secret can hold (1 MiB).
 const MAX_FILE_BYTES: u64 = 16 << 20;

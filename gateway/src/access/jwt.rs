@@ -9,10 +9,10 @@ use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, KeyAlgorithm, P
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
 use serde_json::{Map, Value};
 
-use super::bounded::{BoundedReadError, read_limited};
 use super::caller::{AccessScope, AuthenticatedCaller};
 use super::file::MAX_TENANT_LEN;
 use super::options::{AccessOptions, JwtRequirements};
+use crate::reloadable_file::{BoundedReadError, read_limited};
 
 /// Largest JWKS file in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;

@@ -144,6 +144,7 @@ impl AdmissionQueue {
                 recipient: DecisionRecipient::Request { sender, constraints },
                 stream: routed.routing.stream,
                 id: routed.id.clone(),
+                alias: routed.alias.as_ref().map(|alias| alias.name.clone()),
                 queued_at: start,
                 arrived: now,
                 submission: None,

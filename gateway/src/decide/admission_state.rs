@@ -19,7 +19,7 @@ use super::in_flight::InFlightGuard;
 use super::shared_queue::{
     LeaderMessage, TicketMessage, TicketRejection, TicketRoute, engine_names, excluded_engines,
 };
-use crate::feedback::{DecisionHistory, SharedQueueMetrics};
+use crate::feedback::{DecidedRequest, DecisionHistory, SharedQueueMetrics};
 use crate::fleet::{FleetDecision, FleetSnapshot};
 
 pub(super) type RouteResult = Result<ChosenRoute, ScheduleRejection>;
@@ -78,6 +78,8 @@ pub(super) struct AdmissionWaiter {
     pub(super) recipient: DecisionRecipient,
     pub(super) stream: bool,
     pub(super) id: HeaderValue,
+    /// The alias by which the client named the model.
+    pub(super) alias: Option<Arc<str>>,
     pub(super) queued_at: Instant,
     /// When it was queued, by the scheduler's clock.
     pub(super) arrived: f64,
@@ -260,8 +262,12 @@ impl AdmissionState {
                 SchedulerEvent::Send { attempt, decision } => {
                     let waiter = self.waiting.remove(&attempt);
                     if let (Some((_, snapshot)), Some(waiter)) = (snapshots.next(), &waiter) {
-                        let (id, queued) = (waiter.id.as_bytes(), waiter.queued_at.elapsed());
-                        self.decisions.push(id, queued, decision.clone(), snapshot, &self.fleet);
+                        let request = DecidedRequest {
+                            id: waiter.id.as_bytes(),
+                            alias: waiter.alias.clone(),
+                            queued: waiter.queued_at.elapsed(),
+                        };
+                        self.decisions.push(request, decision.clone(), snapshot, &self.fleet);
                     }
                     self.deliver(now, attempt, decision, waiter, queue);
                 }

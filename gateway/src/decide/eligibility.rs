@@ -172,9 +172,14 @@ pub(super) fn route_members(
     Some((prefill, target))
 }
 
+/// Paths that tokenize and compute nothing: an engine of any role serves them equally well.
+const TOKENIZER_PATHS: [&str; 5] =
+    ["/detokenize", "/tokenize", "/v1/detokenize", "/v1/messages/count_tokens", "/v1/tokenize"];
+
 /// Route of paths that the gateway does not interpret: one engine gets the request unchanged. A plain worker is preferred, then a
-/// decode (vLLM's computes the prompt itself without a KV cache), then a prefill. Engines themselves reject what they do not
-/// support. A request that refers to a stored response goes to the engine that has it, if that is known and still there.
+/// decode (vLLM's computes the prompt itself without a KV cache), then a prefill, except for paths that only tokenize; among equal
+/// engines, the one with the fewest requests. Engines themselves reject what they do not support. A request that refers to
+/// a stored response goes to the engine that has it, if that is known and still there.
 pub(super) fn choose_passthrough(
     fleet: &FleetSnapshot,
     request: Option<&RequestProfile>,
@@ -193,7 +198,9 @@ pub(super) fn choose_passthrough(
         let instance = &fleet.cluster.instances()[ix];
         request.is_none_or(|request| instance.models.contains(&request.model))
     };
+    let only_tokenizes = TOKENIZER_PATHS.contains(&routed.uri.path());
     let rank = |member: &FleetMember| match member.instance.role {
+        _ if only_tokenizes => 0,
         EngineRole::Plain => 0,
         EngineRole::Decode => 1,
         EngineRole::Prefill => 2,
@@ -213,4 +220,36 @@ pub(super) fn choose_passthrough(
     let Some((_, member)) = best else { return Err(ScheduleRejection::UnknownModel) };
     let in_flight = InFlightGuard::passthrough(member.endpoint.clone());
     Ok(ChosenRoute { prefill: member.clone(), decode: None, in_flight, decision: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use moongate_discovery::EngineKind;
+
+    use super::*;
+    use crate::kv_index::KvIndex;
+    use crate::test_fleet::{engine, snapshot};
+
+    #[test]
+    fn any_engine_tokenizes_but_plain_ones_serve_other_paths() {
+        let roles = [EngineRole::Prefill, EngineRole::Decode, EngineRole::Plain];
+        let engines = ["p", "d", "w"].into_iter().zip(roles);
+        let engines = engines.map(|(name, role)| engine(name, role, EngineKind::Vllm, 1));
+        let fleet = snapshot(engines.collect(), &FleetSnapshot::default(), &KvIndex::new(10));
+        // The in-flight guards of earlier requests count.
+        let chosen = |path: &'static str| -> Vec<ChosenRoute> {
+            let mut routed = RoutedRequest::of_body(InferenceApi::Other, "{}");
+            routed.uri = http::Uri::from_static(path);
+            (0..3).map(|_| choose_passthrough(&fleet, None, &routed, &[]).unwrap()).collect()
+        };
+        let names = |routes: &[ChosenRoute]| {
+            let mut names: Vec<String> = routes.iter().map(|route| route.prefill.name.to_string()).collect();
+            names.sort_unstable();
+            names
+        };
+        for path in TOKENIZER_PATHS {
+            assert_eq!(names(&chosen(path)), ["d", "p", "w"], "{path}");
+        }
+        assert_eq!(names(&chosen("/v1/embeddings")), ["w", "w", "w"]);
+    }
 }

@@ -88,6 +88,7 @@ fn single_sample_request(
         translated: None,
         prompt_prediction: routed.prompt_prediction.clone(),
         model: routed.model.clone(),
+        alias: routed.alias.clone(),
     })
 }
 

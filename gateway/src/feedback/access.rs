@@ -22,7 +22,7 @@ impl AccessRejectionMetrics {
         Self {
             rejected: registry.register(
                 "moongate_rejected_requests_total",
-                "Rejected requests: `missing_key`, `invalid_key`, `insufficient_scope`, `invalid_host`, `invalid_path`, `cross_origin` (a page of another site, at the admin listener), or the exceeded quota of the tenant, `requests_per_second`, `input_tokens_per_second`, `concurrent_requests`",
+                "Rejected requests: `missing_key`, `invalid_key`, `conflicting_keys`, `insufficient_scope`, `invalid_host`, `invalid_path`, `cross_origin` (a page of another site, at the admin listener), or the exceeded quota of the tenant, `requests_per_second`, `input_tokens_per_second`, `concurrent_requests`",
                 Family::default(),
             ),
             stripped: registry.register(

@@ -17,10 +17,22 @@ pub(crate) struct DecisionHistory {
     capacity: usize,
 }
 
+/// The request of a decision.
+#[derive(Debug)]
+pub(crate) struct DecidedRequest<'a> {
+    pub(crate) id: &'a [u8],
+    /// The alias by which the client named the model.
+    pub(crate) alias: Option<Arc<str>>,
+    /// How long it was queued.
+    pub(crate) queued: Duration,
+}
+
 /// One decision with its snapshot.
 #[derive(Debug)]
 struct DecisionRecord {
     request_id: String,
+    model: Option<Arc<str>>,
+    alias: Option<Arc<str>>,
     /// Seconds since 1970.
     at: f64,
     queued: Duration,
@@ -42,8 +54,7 @@ impl DecisionHistory {
 
     pub(crate) fn push(
         &self,
-        request_id: &[u8],
-        queued: Duration,
+        DecidedRequest { id, alias, queued }: DecidedRequest<'_>,
         decision: RoutingDecision,
         snapshot: DecisionSnapshot,
         fleet: &FleetSnapshot,
@@ -51,8 +62,10 @@ impl DecisionHistory {
         let suspects = fleet.members.iter().filter(|member| member.endpoint.silence.is_suspect());
         let suspects = suspects.map(|member| member.name.clone()).collect();
         let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-        let request_id = String::from_utf8_lossy(request_id).into_owned();
-        let record = Arc::new(DecisionRecord { request_id, at, queued, decision, snapshot, suspects });
+        let request_id = String::from_utf8_lossy(id).into_owned();
+        let model = fleet.model_name(snapshot.request.model).cloned();
+        let record =
+            Arc::new(DecisionRecord { request_id, model, alias, at, queued, decision, snapshot, suspects });
         let mut records = self.records.lock();
         while records.len() >= self.capacity {
             records.pop_front();
@@ -88,6 +101,8 @@ impl DecisionRecord {
         };
         json!({
             "request_id": self.request_id,
+            "model": self.model,
+            "alias": self.alias,
             "at": self.at,
             "queue_wait_s": self.queued.as_secs_f64(),
             "policy": explanation.policy,

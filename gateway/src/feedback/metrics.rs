@@ -18,6 +18,7 @@ use super::api_histogram::{ApiHistogram, ExemplarHistogram};
 use super::cache::{EventFeedMetrics, PredictionMetrics, StoreViewMetrics};
 use super::engines::EngineGauges;
 use super::legs::LegMetrics;
+use super::model_aliases::ModelAliasMetrics;
 use super::overload::OverloadMetrics;
 use super::prompt_reports::PromptReportMetrics;
 use super::request_counters::{RequestCounters, RequestTotals};
@@ -63,6 +64,7 @@ pub(crate) struct GatewayMetrics {
     cached_tokens: Counter,
     completion_tokens: Counter,
     pub(crate) refusals: AccessRejectionMetrics,
+    pub(crate) model_aliases: ModelAliasMetrics,
     pub(crate) silence: SilenceMetrics,
     pub(crate) overload: OverloadMetrics,
     pub(crate) predictions: PredictionMetrics,
@@ -143,6 +145,7 @@ impl GatewayMetrics {
                 Counter::default(),
             ),
             refusals: AccessRejectionMetrics::register(&mut registry),
+            model_aliases: ModelAliasMetrics::register(&mut registry),
             silence: SilenceMetrics::register(&mut registry),
             overload: OverloadMetrics::register(&mut registry),
             predictions: PredictionMetrics::register(&mut registry),
@@ -232,6 +235,7 @@ impl GatewayMetrics {
     pub(super) fn init_all_series(&self) {
         self.requests.get_or_create(&RequestLabels { api: "", code: "" }).inc_by(0);
         self.refusals.init_all_series();
+        self.model_aliases.init_all_series();
         self.predictions.init_all_series();
         self.tokenize.init_all_series();
         self.engines.init_all_series();

@@ -8,6 +8,7 @@ mod decision_history;
 mod engines;
 mod legs;
 mod metrics;
+mod model_aliases;
 mod overload;
 mod prediction_causes;
 mod prompt_reports;
@@ -21,9 +22,10 @@ mod tokenize;
 
 pub use aliases::MetricAliases;
 pub(crate) use cache::{EventFeedMetrics, ExpectedHits, StoreViewMetrics};
-pub(crate) use decision_history::DecisionHistory;
+pub(crate) use decision_history::{DecidedRequest, DecisionHistory};
 pub(crate) use metrics::GatewayMetrics;
 pub use metrics::all_metrics;
+pub(crate) use model_aliases::{AliasOutcome, ModelAliasMetrics};
 pub(crate) use overload::OverloadReason;
 pub(crate) use prediction_causes::PredictedEngine;
 pub(crate) use prompt_reports::{

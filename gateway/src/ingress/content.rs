@@ -8,14 +8,17 @@ use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use moongate_scheduler as scheduler;
 
-use super::form_data::without_transfer_fields;
+use super::aliased_model::{FoundModel, find_model};
+use super::form_data::FormContent;
 use super::handler::GatewayContext;
-use super::inference_paths::takes_forms;
+use super::inference_paths::{needs_model, takes_forms};
 use super::media_type::MediaType;
 use crate::access::AuthenticatedCaller;
 use crate::error::{ApiError, ApiErrorCode};
 use crate::fleet::{FleetSnapshot, ModelUnavailable};
+use crate::model_aliases::AliasedModel;
 use crate::request_body::{InferenceApi, RoutingFields, without_transfer_members};
+use crate::sessions::session;
 
 /// Bytes of text per token, for prompts that are not tokenized here: about the average of English in common vocabularies. Only
 /// ratios between engines matter for load, not the exact count.
@@ -37,6 +40,8 @@ pub(super) struct ParsedContent {
     pub(super) request: Option<scheduler::RequestProfile>,
     pub(super) model: Option<Arc<str>>,
     pub(super) fields: RoutingFields<'static>,
+    /// The alias by which the body names the model.
+    pub(super) alias: Option<Box<AliasedModel>>,
 }
 
 /// Parses the body, and removes members that steer KV transfer. Engines may parse a body as JSON whatever its content type, so it
@@ -73,13 +78,16 @@ pub(super) fn read_content(
                 .headers
                 .get(CONTENT_TYPE)
                 .ok_or_else(|| unsupported("the request has no Content-Type".to_owned()))?;
-            let (body, stripped) = without_transfer_fields(content_type, body)
-                .map_err(|error| ApiError::new(ApiErrorCode::InvalidRequest, error.to_string()))?;
+            let form = FormContent::read(content_type, body).map_err(|error| ApiError {
+                param: error.field().map(str::to_owned),
+                ..ApiError::new(ApiErrorCode::InvalidRequest, error.to_string())
+            })?;
+            let parsed = describe_form(gateway, parts, &form)?;
             return Ok(RequestContent {
-                body,
-                parsed: ParsedContent::default(),
-                stripped,
-                is_copy: stripped,
+                body: form.body,
+                parsed,
+                stripped: form.stripped,
+                is_copy: form.stripped,
             });
         }
     }
@@ -119,38 +127,40 @@ pub(super) fn describe_body(
     let fleet = gateway.dispatcher.fleet.current();
     let caller = parts.extensions.get::<AuthenticatedCaller>();
     let fields = RoutingFields::read(api, body)?;
-    let model_index = find_model(&fleet, api, fields.model.as_deref())?;
+    let needs_model = api != InferenceApi::Other || needs_model(parts.uri.path());
+    let tenant = gateway.priority_headers.tenant(&parts.headers, caller);
+    let session = session(&parts.headers, &fields, tenant);
+    let found = find_model(gateway, &fleet, parts, (fields.model.as_deref(), needs_model), session)?;
+    let FoundModel { index: model_index, alias } = found;
     let model = model_index.and_then(|model| fleet.model_name(model).cloned());
     let media_tokens = fields
         .media
         .as_ref()
         .map_or(0, |media| gateway.predictor.media_tokens(model.as_deref().unwrap_or_default(), media));
-    let request = model_index.map(|model| {
-        gateway.priority_headers.apply(&parts.headers, caller, describe(model, &fields, media_tokens))
+    let request = model_index.map(|model| scheduler::RequestProfile {
+        session,
+        ..gateway.priority_headers.apply(&parts.headers, caller, describe(model, &fields, media_tokens))
     });
-    Ok(ParsedContent { request, model, fields: fields.without_model() })
+    Ok(ParsedContent { request, model, fields: fields.without_model(), alias })
 }
 
-fn find_model(
-    fleet: &FleetSnapshot,
-    api: InferenceApi,
-    name: Option<&str>,
-) -> Result<Option<scheduler::ModelIndex>, ApiError> {
-    match name {
-        Some(name) => match fleet.model(name) {
-            Ok(model) => Ok(Some(model)),
-            Err(reason) => Err(model_error(fleet, name, reason)),
-        },
-        None => match fleet.only_model() {
-            Some(model) => Ok(Some(model)),
-            None if fleet.served_models().is_empty() => Err(no_engine("no engine is ready yet; retry soon")),
-            None if api == InferenceApi::Other => Ok(None),
-            None => {
-                let text = format!("`model` is missing, and there is more than one; {}", served_list(fleet));
-                Err(ApiError::new(ApiErrorCode::InvalidRequest, text).param("model"))
-            }
-        },
+fn describe_form(
+    gateway: &GatewayContext,
+    parts: &Parts,
+    form: &FormContent,
+) -> Result<ParsedContent, ApiError> {
+    let fleet = gateway.dispatcher.fleet.current();
+    let requested = (form.model_name(), needs_model(parts.uri.path()));
+    let FoundModel { index: model_index, mut alias } = find_model(gateway, &fleet, parts, requested, None)?;
+    if let Some(alias) = &mut alias {
+        alias.form_value.clone_from(&form.model);
     }
+    let caller = parts.extensions.get::<AuthenticatedCaller>();
+    let fields = RoutingFields::default();
+    let request = model_index
+        .map(|model| gateway.priority_headers.apply(&parts.headers, caller, describe(model, &fields, 0)));
+    let model = model_index.and_then(|model| fleet.model_name(model).cloned());
+    Ok(ParsedContent { request, model, fields, alias })
 }
 
 /// Why a request for a model cannot be served. A model is "not found" only if no listed engine has ever served it.
@@ -181,7 +191,7 @@ fn no_engine(text: impl Into<String>) -> ApiError {
     error
 }
 
-fn served_list(fleet: &FleetSnapshot) -> String {
+pub(super) fn served_list(fleet: &FleetSnapshot) -> String {
     let names: Vec<&str> = fleet.served_models().iter().map(AsRef::as_ref).collect();
     if names.is_empty() {
         "no engine is ready yet".to_owned()

@@ -1,10 +1,11 @@
-//! `multipart/form-data` (RFC 7578) without the fields that steer KV transfer. Engines accept audio in this format, with parameters
-//! in other fields, and parse some fields as JSON (vLLM's `vllm_xargs`).
+//! `multipart/form-data` (RFC 7578): the model that a form names, and the form without the fields that steer KV transfer. Engines
+//! accept audio and images in this format, with parameters in other fields, and parse some fields as JSON (vLLM's `vllm_xargs`).
 //!
 //! Form parsers differ in which malformed input they accept. This one accepts none: unusual syntax is rejected, so that an engine
 //! cannot find a field in a form that the gateway has not found.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
 use http::HeaderValue;
@@ -16,6 +17,8 @@ use crate::request_body::{MemberSearchError, is_transfer_member, without_transfe
 const MAX_BOUNDARY_LEN: usize = 70;
 /// Most fields in one form.
 const MAX_FIELDS: usize = 1024;
+/// Longest name of a model in bytes.
+const MAX_MODEL_LEN: usize = 1024;
 /// Most headers of one field.
 const MAX_FIELD_HEADERS: usize = 8;
 
@@ -34,14 +37,69 @@ pub(super) enum FormDataError {
     FieldHeaders,
     #[error("a field nests deeper than 127 levels; flatten it")]
     TooDeep,
+    /// Form parsers differ in which of several fields they use.
+    #[error("the form has more than one field `model`; send it once")]
+    SeveralModels,
+    #[error(
+        "the form's field `model` must be the name of a model: a text of at most {MAX_MODEL_LEN} bytes, not a file"
+    )]
+    InvalidModel,
+}
+
+impl FormDataError {
+    /// The invalid field, if it is a known one.
+    pub(super) fn field(self) -> Option<&'static str> {
+        matches!(self, Self::SeveralModels | Self::InvalidModel).then_some("model")
+    }
+}
+
+/// A form whose fields were checked.
+#[derive(Debug, PartialEq)]
+pub(super) struct FormContent {
+    pub(super) body: Bytes,
+    /// Whether any field was removed or changed.
+    pub(super) stripped: bool,
+    /// Byte range in `body` of the value of the field `model`, which is UTF-8.
+    pub(super) model: Option<Range<usize>>,
+}
+
+impl FormContent {
+    /// Reads `body`, and removes the fields that steer KV transfer. Other bytes are unchanged.
+    pub(super) fn read(content_type: &HeaderValue, body: Bytes) -> Result<Self, FormDataError> {
+        let boundary = content_type.to_str().ok().and_then(boundary).ok_or(FormDataError::Boundary)?;
+        let (body, stripped) = without_transfer_fields(boundary, body)?;
+        let model = model_field(&body, boundary)?;
+        Ok(Self { body, stripped, model })
+    }
+
+    /// The requested model.
+    pub(super) fn model_name(&self) -> Option<&str> {
+        std::str::from_utf8(self.body.get(self.model.clone()?)?).ok()
+    }
+}
+
+/// The value of the only field `model`.
+fn model_field(body: &Bytes, boundary: &str) -> Result<Option<Range<usize>>, FormDataError> {
+    let mut found = None;
+    for field in split(body, boundary)? {
+        let (head, value) = field_parts(&field)?;
+        if head.name != "model" {
+            continue;
+        }
+        if found.is_some() {
+            return Err(FormDataError::SeveralModels);
+        }
+        if head.is_file || value.len() > MAX_MODEL_LEN || std::str::from_utf8(&value).is_err() {
+            return Err(FormDataError::InvalidModel);
+        }
+        let start = value.as_ptr().addr() - body.as_ptr().addr();
+        found = Some(start..start + value.len());
+    }
+    Ok(found)
 }
 
 /// Returns `body` without those fields; the others are unchanged. The flag says whether any field was removed.
-pub(super) fn without_transfer_fields(
-    content_type: &HeaderValue,
-    body: Bytes,
-) -> Result<(Bytes, bool), FormDataError> {
-    let boundary = content_type.to_str().ok().and_then(boundary).ok_or(FormDataError::Boundary)?;
+fn without_transfer_fields(boundary: &str, body: Bytes) -> Result<(Bytes, bool), FormDataError> {
     let fields = split(&body, boundary)?;
     let mut sanitized = Vec::with_capacity(fields.len());
     let mut changed = false;
@@ -106,22 +164,36 @@ fn split(body: &Bytes, boundary: &str) -> Result<Vec<Bytes>, FormDataError> {
     }
 }
 
-/// The sanitized field; `None` if it must be removed.
-fn strip_field(field: &Bytes) -> Result<Option<Bytes>, FormDataError> {
+/// Name and kind of a field.
+struct FieldHead<'a> {
+    name: &'a str,
+    is_file: bool,
+}
+
+/// A field's head and its value.
+fn field_parts(field: &Bytes) -> Result<(FieldHead<'_>, Bytes), FormDataError> {
     let end = memmem::find(field, b"\r\n\r\n").ok_or(FormDataError::FieldHeaders)?;
     let head = std::str::from_utf8(&field[..end]).map_err(|_| FormDataError::FieldHeaders)?;
     let (name, is_file) = disposition(head).ok_or(FormDataError::FieldHeaders)?;
+    Ok((FieldHead { name, is_file }, field.slice(end + 4..)))
+}
+
+/// The sanitized field; `None` if it must be removed.
+fn strip_field(field: &Bytes) -> Result<Option<Bytes>, FormDataError> {
+    let (head, value) = field_parts(field)?;
     // Some frameworks parse `a[b]` and `a.b` as one field.
-    if name.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').any(is_transfer_member) {
+    if head.name.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').any(is_transfer_member) {
         return Ok(None);
     }
-    let value = field.slice(end + 4..);
-    if is_file || !matches!(value.trim_ascii_start().first(), Some(b'{' | b'[')) {
+    if head.is_file || !matches!(value.trim_ascii_start().first(), Some(b'{' | b'[')) {
         return Ok(Some(field.clone()));
     }
     match without_transfer_members(value.clone()) {
         Ok(cleaned) if cleaned == value => Ok(Some(field.clone())),
-        Ok(cleaned) => Ok(Some(Bytes::from([&field[..end + 4], &cleaned].concat()))),
+        Ok(cleaned) => {
+            let head = &field[..field.len() - value.len()];
+            Ok(Some(Bytes::from([head, &cleaned].concat())))
+        }
         Err(MemberSearchError::TooDeep) => Err(FormDataError::TooDeep),
         // A prompt may begin with a brace. No engine parses parameters from a text that is not JSON.
         Err(MemberSearchError::NotJson) => Ok(Some(field.clone())),
@@ -183,6 +255,10 @@ mod tests {
         Bytes::from(format!("{fields}--b0--\r\n"))
     }
 
+    fn sanitized(content_type: &HeaderValue, body: Bytes) -> Result<(Bytes, bool), FormDataError> {
+        FormContent::read(content_type, body).map(|form| (form.body, form.stripped))
+    }
+
     fn text(name: &str, value: &str) -> String {
         format!("Content-Disposition: form-data; name=\"{name}\"\r\n\r\n{value}")
     }
@@ -193,7 +269,7 @@ mod tests {
         let model = text("model", "m");
         let prompt = text("prompt", "{speaker} kv_transfer_params");
         let untouched = form(&[file, &model, &prompt, &text("vllm_xargs", "{\"a\": 1}")]);
-        assert_eq!(without_transfer_fields(&TYPE, untouched.clone()), Ok((untouched, false)));
+        assert_eq!(sanitized(&TYPE, untouched.clone()), Ok((untouched, false)));
         let steering = form(&[
             &text("kv_transfer_params", "{}"),
             file,
@@ -205,7 +281,7 @@ mod tests {
             &prompt,
         ]);
         let expected = form(&[file, &text("vllm_xargs", " {\"a\": NaN}"), &prompt]);
-        assert_eq!(without_transfer_fields(&TYPE, steering), Ok((expected, true)));
+        assert_eq!(sanitized(&TYPE, steering), Ok((expected, true)));
     }
 
     #[test]
@@ -230,20 +306,12 @@ mod tests {
             ),
             ("Content-Disposition: form-data; name=\"a\"", "no end of headers"),
         ] {
-            assert_eq!(
-                without_transfer_fields(&TYPE, form(&[field])),
-                Err(FormDataError::FieldHeaders),
-                "{what}"
-            );
+            assert_eq!(sanitized(&TYPE, form(&[field])), Err(FormDataError::FieldHeaders), "{what}");
         }
         for body in
             ["", "--b0", "--b1--\r\n", "x\r\n--b0--\r\n", "--b0--\r\nx", "--b0\r\na", "--b0x\r\n--b0--"]
         {
-            assert_eq!(
-                without_transfer_fields(&TYPE, Bytes::from(body)),
-                Err(FormDataError::Framing),
-                "{body}"
-            );
+            assert_eq!(sanitized(&TYPE, Bytes::from(body)), Err(FormDataError::Framing), "{body}");
         }
         for content_type in [
             "multipart/form-data",
@@ -252,15 +320,40 @@ mod tests {
             "multipart/form-data; boundary=\"a b\"",
         ] {
             let content_type = HeaderValue::from_static(content_type);
-            assert_eq!(
-                without_transfer_fields(&content_type, form(&[])),
-                Err(FormDataError::Boundary),
-                "{content_type:?}"
-            );
+            assert_eq!(sanitized(&content_type, form(&[])), Err(FormDataError::Boundary), "{content_type:?}");
         }
-        assert_eq!(
-            without_transfer_fields(&TYPE, form(&vec!["X: 1\r\n\r\n"; 2000])),
-            Err(FormDataError::TooManyFields)
+        assert_eq!(sanitized(&TYPE, form(&vec!["X: 1\r\n\r\n"; 2000])), Err(FormDataError::TooManyFields));
+    }
+
+    #[test]
+    fn the_model_is_found_also_after_a_removed_field() {
+        let file = "content-disposition: form-data; name=\"file\"; filename=\"model\"\r\n\r\nmodel";
+        for fields in [
+            vec![text("model", "a/b"), file.to_owned()],
+            vec![text("kv_hints", "1"), file.to_owned(), text("model", "a/b")],
+        ] {
+            let fields: Vec<&str> = fields.iter().map(String::as_str).collect();
+            let content = FormContent::read(&TYPE, form(&fields)).unwrap();
+            assert_eq!(content.model_name(), Some("a/b"), "{fields:?}");
+        }
+        let without = FormContent::read(&TYPE, form(&[file, &text("Model", "x")])).unwrap();
+        assert_eq!(without.model_name(), None);
+    }
+
+    #[test]
+    fn an_ambiguous_model_is_rejected() {
+        let file = "content-disposition: form-data; name=\"model\"; filename=\"a\"\r\n\r\nm";
+        let not_text = Bytes::from_static(
+            b"--b0\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n\xff\r\n--b0--\r\n",
         );
+        for (body, expected) in [
+            (form(&[&text("model", "a"), &text("model", "a")]), FormDataError::SeveralModels),
+            (form(&[file]), FormDataError::InvalidModel),
+            (form(&[&text("model", &"m".repeat(MAX_MODEL_LEN + 1))]), FormDataError::InvalidModel),
+            (not_text, FormDataError::InvalidModel),
+        ] {
+            assert_eq!(FormContent::read(&TYPE, body).unwrap_err(), expected);
+            assert_eq!(expected.field(), Some("model"));
+        }
     }
 }

@@ -13,6 +13,7 @@ use moongate_telemetry::Tracer;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::aliased_model::{fall_back, record_started, with_model};
 use super::body::{BodyReader, no_memory};
 use super::content::{ParsedContent, RequestContent, read_content};
 use super::conversation::with_stored_responses;
@@ -25,8 +26,8 @@ use super::media_type::{MediaType, check_encoding};
 use super::options::UnauthenticatedPath;
 use super::return_hint::return_hint;
 use super::tenant_priority::TenantPriorityHeaders;
-use super::translated::with_translation;
-use crate::access::{AccessControl, AuthenticatedCaller, QuotaPermit};
+use super::translated::translation;
+use crate::access::{API_KEY, AccessControl, AuthenticatedCaller, QuotaPermit};
 use crate::decide::QueueServer;
 use crate::dispatch::{DispatchError, RequestDispatcher, fan_out};
 use crate::error::{ApiError, ApiErrorCode, ErrorFormat};
@@ -38,11 +39,12 @@ use crate::fleet::UpstreamEndpoint;
 use crate::kv_index::KvIndex;
 use crate::legs::{ResponsePayload, ResponseStart};
 use crate::memory::MemoryBudget;
+use crate::model_aliases::ModelAliases;
 use crate::predict::{CacheHitPredictor, PredictionError, PromptPrediction, RequestPrompt};
 use crate::relay::{DispatchedResponse, RelayedRequest};
 use crate::request_body::InferenceApi;
 use crate::routed_request::RoutedRequest;
-use crate::sessions::{SessionRoute, SessionRoutes, session};
+use crate::sessions::{SessionRoute, SessionRoutes};
 use crate::stored_responses::{ResponseOwners, ResponseStore, response_id};
 
 /// Shared state of all request handlers.
@@ -71,6 +73,7 @@ pub(crate) struct GatewayContext {
     /// Token that `/workers` requires; `None`: no token.
     pub(crate) registration_token: Option<SecretString>,
     pub(crate) access: Arc<AccessControl>,
+    pub(crate) model_aliases: Arc<ModelAliases>,
     /// Paths of a protected admin listener that need no authentication.
     pub(crate) admin_open: Vec<UnauthenticatedPath>,
     /// Additional engine paths that are open to clients.
@@ -145,29 +148,47 @@ async fn serve(
     Box::pin(dispatch(gateway, routed, permit, recorder)).await
 }
 
-/// Predicts cache hits, and sends the request to engines until a response has started.
+/// Sends the request to engines until a response has started; if its model fails, to the fallbacks of its alias.
 async fn dispatch(
     gateway: &GatewayContext,
     mut routed: RoutedRequest,
-    permit: Option<QuotaPermit>,
+    mut permit: Option<QuotaPermit>,
     recorder: &mut RequestRecorder,
 ) -> Result<(RoutedRequest, DispatchedResponse), DispatchError> {
     let read = Instant::now();
     recorder.span().inject(&mut routed.headers);
-    recorder.span().set_request(routed.description(), read);
-    if routed.request.is_some() && routed.api != InferenceApi::Other {
-        predict(gateway, &mut routed, recorder.span(), read).await;
+    loop {
+        recorder.span().set_request(routed.description(), read);
+        if routed.request.is_some() && routed.api != InferenceApi::Other {
+            predict(gateway, &mut routed, recorder.span(), Instant::now()).await;
+        }
+        if let Some(permit) = permit.take() {
+            permit.spend(routed.request.as_ref().map_or(0, |request| request.input_tokens));
+            recorder.set_quota_permit(permit);
+        }
+        match send(gateway, &routed, recorder).await {
+            Ok(response) => {
+                record_started(gateway, &routed);
+                return Ok((routed, response));
+            }
+            Err(error) if !fall_back(gateway, &mut routed, &error) => return Err(error),
+            Err(_) => {}
+        }
     }
-    if let Some(permit) = permit {
-        permit.spend(routed.request.as_ref().map_or(0, |request| request.input_tokens));
-        recorder.set_quota_permit(permit);
-    }
+}
+
+/// Sends the request to engines of its model until a response has started.
+async fn send(
+    gateway: &GatewayContext,
+    routed: &RoutedRequest,
+    recorder: &mut RequestRecorder,
+) -> Result<DispatchedResponse, DispatchError> {
     let (dispatcher, span) = (&gateway.dispatcher, &*recorder.span());
-    if !fan_out::is_needed(&dispatcher.fleet.current(), &routed) {
-        let started = dispatcher.dispatch(&routed, span).await?;
+    if !fan_out::is_needed(&dispatcher.fleet.current(), routed) {
+        let started = dispatcher.dispatch(routed, span).await?;
         let prefill = started.in_flight.prefill_endpoint();
-        record_session(gateway, &routed, prefill);
-        record_stored_response(gateway, &routed, &started, recorder);
+        record_session(gateway, routed, prefill);
+        record_stored_response(gateway, routed, &started, recorder);
         if let Some(reports) = &gateway.prompt_reports {
             let prediction = routed.prompt_prediction.as_ref();
             let tenant = routed.request.as_ref().and_then(|request| request.tenant);
@@ -176,18 +197,18 @@ async fn dispatch(
                 .and_then(|(prediction, slot)| prediction.stored_prompt(slot))
             {
                 Some(prompt) => {
-                    recorder.set_prompt_report(reports.report(prompt, expected_return(&routed), tenant));
+                    recorder.set_prompt_report(reports.report(prompt, expected_return(routed), tenant));
                 }
-                None if expected_return(&routed).is_some() => reports.record_without_blocks(),
+                None if expected_return(routed).is_some() => reports.record_without_blocks(),
                 None => {}
             }
         }
-        return Ok((routed, DispatchedResponse::Single(started)));
+        return Ok(DispatchedResponse::Single(started));
     }
-    let samples = fan_out::split(&routed, &gateway.bodies.memory).map_err(DispatchError::Error)?;
+    let samples = fan_out::split(routed, &gateway.bodies.memory).map_err(DispatchError::Error)?;
     let started = try_join_all(samples.iter().map(|sample| dispatcher.dispatch(sample, span))).await?;
-    let response = DispatchedResponse::of_samples(relayed(gateway, &routed), started).await;
-    Ok((routed, response.map_err(DispatchError::Error)?))
+    let response = DispatchedResponse::of_samples(relayed(gateway, routed), started).await;
+    response.map_err(DispatchError::Error)
 }
 
 /// The client's hint, or that of a session that has returned before: it will return again.
@@ -265,11 +286,11 @@ pub(super) async fn read(
         // The reservation of the original ended with it.
         body = gateway.bodies.memory.reserve(body.len()).map_err(|_| no_memory())?.attach(body);
     }
-    let ParsedContent { mut request, model, fields } = parsed;
-    let session_route = request.as_mut().and_then(|request| {
-        request.session = session(&parts.headers, &fields, request.tenant);
-        gateway.sessions.get(request.session?)
-    });
+    let ParsedContent { request, model, fields, mut alias } = parsed;
+    if let (Some(alias), Some(model)) = (&mut alias, &model) {
+        body = with_model(&gateway.bodies.memory, &body, &fields, alias, model)?;
+    }
+    let session_route = request.as_ref().and_then(|request| gateway.sessions.get(request.session?));
     let return_hint = return_hint(&parts.headers, &fields)?;
     // Engines only need the path: the authority of an absolute-form request is the gateway's.
     let uri = parts.uri.path_and_query().map_or("/", |path| path.as_str()).parse();
@@ -284,10 +305,11 @@ pub(super) async fn read(
     if caller.is_some() {
         // The client's key is for this gateway; an engine could misuse it to impersonate the client.
         headers.remove(AUTHORIZATION);
+        headers.remove(API_KEY);
         headers.extend(gateway.engine_key.clone().map(|key| (AUTHORIZATION, key)));
     }
     let headers = Arc::new(headers);
-    let routed = RoutedRequest {
+    let mut routed = RoutedRequest {
         id,
         api,
         method: parts.method,
@@ -302,8 +324,10 @@ pub(super) async fn read(
         translated: None,
         prompt_prediction: None,
         model,
+        alias,
     };
-    Ok(with_translation(gateway, routed))
+    routed.translated = translation(gateway, &routed);
+    Ok(routed)
 }
 
 /// Predicts each engine's cache hits, which also counts the prompt's tokens.

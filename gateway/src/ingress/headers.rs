@@ -102,6 +102,8 @@ mod tests {
             ("x-foo", "1"),
             ("x-session-id", "s"),
             ("authorization", "Bearer k"),
+            ("anthropic-version", "2023-06-01"),
+            ("anthropic-beta", "a,b"),
             ("traceparent", "00-0-0-01"),
             ("connection", "keep-alive, X-Hop"),
             ("x-hop", "1"),
@@ -120,7 +122,9 @@ mod tests {
         assert!(stripped);
         let mut names: Vec<&str> = out.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
-        assert_eq!(names, ["authorization", "traceparent", "x-foo", "x-session-id"]);
+        let expected =
+            ["anthropic-beta", "anthropic-version", "authorization", "traceparent", "x-foo", "x-session-id"];
+        assert_eq!(names, expected);
     }
 
     #[test]

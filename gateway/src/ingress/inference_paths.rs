@@ -6,7 +6,7 @@ use std::str::FromStr;
 use super::request_target::canonical_path;
 
 /// Inference paths of vLLM 0.32 and SGLang 0.5.23 that are passed through to one engine. All of them are POSTed to.
-pub(super) const INFERENCE_PATHS: [&str; 28] = [
+pub(super) const INFERENCE_PATHS: [&str; 30] = [
     "/classify",
     "/cohere/v2/chat",
     "/detokenize",
@@ -26,7 +26,9 @@ pub(super) const INFERENCE_PATHS: [&str; 28] = [
     "/v1/decisions",
     "/v1/detokenize",
     "/v1/embeddings",
+    "/v1/images/edits",
     "/v1/images/generations",
+    "/v1/images/variations",
     "/v1/messages/count_tokens",
     "/v1/moderations",
     "/v1/rerank",
@@ -38,7 +40,11 @@ pub(super) const INFERENCE_PATHS: [&str; 28] = [
 ];
 
 /// Inference paths that accept a form with a file, besides JSON.
-const FORM_PATHS: [&str; 2] = ["/v1/audio/transcriptions", "/v1/audio/translations"];
+const FORM_PATHS: [&str; 4] =
+    ["/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/edits", "/v1/images/variations"];
+
+/// Inference paths that depend on no model, or whose requests name none.
+const PATHS_WITHOUT_MODEL: [&str; 2] = ["/parse_function_call", "/separate_reasoning"];
 
 /// Substrings of paths by which both engines are administered.
 const ADMINISTRATIVE_PATHS: [&str; 34] = [
@@ -134,6 +140,12 @@ pub(super) fn takes_forms(path: &str) -> bool {
     FORM_PATHS.contains(&path) || !INFERENCE_PATHS.contains(&path)
 }
 
+/// Whether a request with a body must name its model if there are several. Engines use a default for some paths, which would be
+/// that of an arbitrary engine. Configured paths may have a format without a model.
+pub(super) fn needs_model(path: &str) -> bool {
+    INFERENCE_PATHS.contains(&path) && !PATHS_WITHOUT_MODEL.contains(&path)
+}
+
 /// Whether the path is never open to clients, whatever the settings.
 fn is_administrative(path: &str) -> bool {
     let path = path.to_ascii_lowercase();
@@ -180,6 +192,13 @@ mod tests {
                 "{text}"
             );
         }
+    }
+
+    #[test]
+    fn paths_that_compute_with_a_model_need_one() {
+        assert!(needs_model("/v1/embeddings") && needs_model("/tokenize") && needs_model("/v1/images/edits"));
+        assert!(!needs_model("/separate_reasoning") && !needs_model("/invocations"));
+        assert!(PATHS_WITHOUT_MODEL.iter().all(|path| INFERENCE_PATHS.contains(path)));
     }
 
     #[test]

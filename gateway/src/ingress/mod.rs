@@ -1,6 +1,7 @@
 //! From the client's connection to a checked [`crate::routed_request::RoutedRequest`], and from an engine's response to the client's.
 
 mod admin;
+mod aliased_model;
 mod authenticate;
 mod body;
 mod body_buffer;

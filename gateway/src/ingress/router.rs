@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::routing::{MethodRouter, get, post};
+use axum::{Extension, Router};
 use http::header::{CONNECTION, CONTENT_TYPE};
 use http::{HeaderValue, Response, StatusCode, Version};
 
+use super::aliased_model::served_aliases;
 use super::authenticate;
 use super::content::model_error;
 use super::cross_origin;
@@ -17,6 +18,7 @@ use super::handler::{GatewayContext, handle};
 use super::inference_paths::INFERENCE_PATHS;
 use super::request_checks::RequestChecks;
 use super::stored_responses;
+use crate::access::AuthenticatedCaller;
 use crate::error::{ApiError, ApiErrorCode, ErrorFormat};
 use crate::request_body::InferenceApi;
 
@@ -99,25 +101,47 @@ pub(super) async fn ready(State(gateway): State<Arc<GatewayContext>>) -> Respons
     json(status, &serde_json::json!({"status": text, "engines": fleet.engines().count(), "waiting": waiting}))
 }
 
-async fn models(State(gateway): State<Arc<GatewayContext>>) -> Response<Body> {
+async fn models(
+    State(gateway): State<Arc<GatewayContext>>,
+    caller: Option<Extension<AuthenticatedCaller>>,
+) -> Response<Body> {
     let fleet = gateway.dispatcher.fleet.current();
-    let data: Vec<_> = fleet.served_models().iter().map(|name| model_object(name)).collect();
+    let aliases = served_aliases(&gateway, &fleet, tenant(caller.as_ref()));
+    let is_alias = |model: &str| aliases.iter().any(|(alias, _)| **alias == *model);
+    let models = fleet.served_models().iter().filter(|model| !is_alias(model));
+    let models = models.map(|name| model_object(name, None));
+    let data: Vec<_> =
+        models.chain(aliases.iter().map(|(alias, root)| model_object(alias, Some(root)))).collect();
     json(StatusCode::OK, &serde_json::json!({"object": "list", "data": data}))
 }
 
 async fn model(
     State(gateway): State<Arc<GatewayContext>>,
     axum::extract::Path(name): axum::extract::Path<String>,
+    caller: Option<Extension<AuthenticatedCaller>>,
 ) -> Response<Body> {
     let fleet = gateway.dispatcher.fleet.current();
+    let aliases = served_aliases(&gateway, &fleet, tenant(caller.as_ref()));
+    if let Some((alias, root)) = aliases.iter().find(|(alias, _)| **alias == *name) {
+        return json(StatusCode::OK, &model_object(alias, Some(root)));
+    }
     match fleet.model(&name) {
-        Ok(_) => json(StatusCode::OK, &model_object(&name)),
+        Ok(_) => json(StatusCode::OK, &model_object(&name, None)),
         Err(reason) => model_error(&fleet, &name, reason).response(ErrorFormat::OpenAi),
     }
 }
 
-fn model_object(name: &str) -> serde_json::Value {
-    serde_json::json!({"id": name, "object": "model", "created": 0, "owned_by": "moongate"})
+/// `root` is the model of an alias.
+fn model_object(name: &str, root: Option<&str>) -> serde_json::Value {
+    let mut model = serde_json::json!({"id": name, "object": "model", "created": 0, "owned_by": "moongate"});
+    if let Some(root) = root {
+        model["root"] = root.into();
+    }
+    model
+}
+
+fn tenant(caller: Option<&Extension<AuthenticatedCaller>>) -> Option<&str> {
+    caller.map(|Extension(caller)| &*caller.tenant)
 }
 
 /// Handles paths of `--inference-path`; all others are not found.

@@ -12,15 +12,15 @@ use crate::error::{ApiError, ApiErrorCode};
 use crate::request_body::{InferenceApi, RoutingFields};
 use crate::routed_request::{RoutedRequest, needs_translation};
 
-/// Adds the request as a chat, if an engine that serves its model needs it so.
-pub(super) fn with_translation(gateway: &GatewayContext, routed: RoutedRequest) -> RoutedRequest {
-    let Some(request) = &routed.request else { return routed };
+/// The request as a chat, or why it cannot be one; `None` if no engine that serves its model needs it so.
+pub(super) fn translation(
+    gateway: &GatewayContext,
+    routed: &RoutedRequest,
+) -> Option<Result<Arc<RoutedRequest>, ApiError>> {
+    let model = routed.request.as_ref()?.model;
     let fleet = gateway.dispatcher.fleet.current();
-    if !fleet.members_serving(request.model).any(|member| needs_translation(routed.api, member)) {
-        return routed;
-    }
-    let translated = Some(as_chat(gateway, &routed).map(Arc::new));
-    RoutedRequest { translated, ..routed }
+    let is_needed = fleet.members_serving(model).any(|member| needs_translation(routed.api, member));
+    is_needed.then(|| as_chat(gateway, routed).map(Arc::new))
 }
 
 fn as_chat(gateway: &GatewayContext, routed: &RoutedRequest) -> Result<RoutedRequest, ApiError> {
@@ -43,6 +43,7 @@ fn as_chat(gateway: &GatewayContext, routed: &RoutedRequest) -> Result<RoutedReq
         translated: None,
         prompt_prediction: None,
         model: routed.model.clone(),
+        alias: None,
     })
 }
 

@@ -242,7 +242,7 @@ impl FaultTestOutcome {
         if !stream {
             return self.api.text(&serde_json::from_str(&self.text).ok()?);
         }
-        self.text.contains(self.api.stream_end()).then(|| {
+        self.api.is_complete(&self.text).then(|| {
             let payloads = self.text.lines().filter_map(|line| line.strip_prefix("data: "));
             let events = payloads.filter_map(|payload| serde_json::from_str::<Value>(payload).ok());
             events.filter_map(|event| self.api.text_of_event(&event)).collect()
@@ -271,7 +271,7 @@ impl FaultTestOutcome {
         );
         if self.status == 200 {
             assert!(!self.clean_end, "{case}: a failed stream must not end like a complete one: {self:?}");
-            assert!(!self.text.contains(self.api.stream_end()), "{case}: no regular end after a failure");
+            assert!(!self.api.is_complete(&self.text), "{case}: no regular end after a failure");
         }
     }
 }

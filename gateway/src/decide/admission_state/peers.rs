@@ -177,6 +177,7 @@ impl AdmissionState {
             recipient,
             stream: ticket.stream,
             id,
+            alias: None,
             queued_at: Instant::now(),
             arrived: now - waited,
             submission: None,

@@ -15,7 +15,7 @@ pub enum BoundedReadError {
 }
 
 /// Reads a file of at most `max_bytes` bytes. A larger one is rejected before it is read.
-pub(super) fn read_limited(path: &Path, max_bytes: u64) -> Result<String, BoundedReadError> {
+pub(crate) fn read_limited(path: &Path, max_bytes: u64) -> Result<String, BoundedReadError> {
     let file = File::open(path)?;
     if file.metadata()?.len() > max_bytes {
         return Err(BoundedReadError::TooLarge(max_bytes));
