@@ -128,6 +128,7 @@ def messages_with_tools_and_thinking():
 
 
 def litellm_models():
+    litellm.suppress_debug_info = True
     # The smallest limit that it passes on to Responses is 16 tokens.
     wish = {"api_base": f"{base}/v1", "api_key": "any"}
     completion = litellm.completion(model=f"openai/{model}", messages=hello, max_tokens=16, **wish)
