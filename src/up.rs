@@ -163,18 +163,32 @@ fn banner(
     let UpArgs { prefill, decode, model, .. } = command;
     let (address, admin) = (gateway.address, gateway.admin_address);
     let store = store_hint(command.protocol, engines, stores);
+    let requests = example_requests(&format!("http://{address}"), model);
     format!(
         "Moongate is up: {prefill} prefill and {decode} decode engines (simulated) behind http://{address}\n\
          \n\
          Try:\n\
-         \x20 curl http://{address}/v1/chat/completions -H 'content-type: application/json' \\\n\
-         \x20   -d '{{\"model\": \"{model}\", \"stream\": true, \"messages\": [{{\"role\": \"user\", \"content\": \"Hello\"}}]}}'\n\
-         \n\
+         {requests}\
          {store}\
          Any OpenAI client works with base URL http://{address}/v1 and any API key.\n\
          Console: http://{admin}/console\n\
          Metrics: http://{admin}/metrics    Stop: Ctrl-C"
     )
+}
+
+/// A command for each API, with a blank line after each.
+fn example_requests(url: &str, model: &str) -> String {
+    let hello = r#""messages": [{"role": "user", "content": "Hello"}]"#;
+    let bodies = [
+        ("chat/completions", format!(r#"{{"model": "{model}", "stream": true, {hello}}}"#)),
+        ("completions", format!(r#"{{"model": "{model}", "prompt": "Once upon a time"}}"#)),
+        ("responses", format!(r#"{{"model": "{model}", "input": "Hello"}}"#)),
+        ("messages", format!(r#"{{"model": "{model}", "max_tokens": 64, {hello}}}"#)),
+    ];
+    let commands = bodies.iter().map(|(path, body)| {
+        format!("  curl {url}/v1/{path} -H 'content-type: application/json' \\\n    -d '{body}'\n\n")
+    });
+    commands.collect()
 }
 
 /// The banner's part about the store: how to list its objects, and how to flush the engines' own caches.

@@ -117,6 +117,9 @@ pub struct SimEngineArgs {
     /// replay port per rank. Port 0 selects free ports. Default: no events.
     #[arg(long, value_name = "ADDR", env = "MOONGATE_LOADTEST_KV_EVENTS")]
     pub kv_events: Option<SocketAddr>,
+    /// Store responses, so that they can be retrieved and continued.
+    #[arg(long, env = "MOONGATE_LOADTEST_RESPONSE_STORE")]
+    pub response_store: bool,
     /// Fault to inject from the start, as JSON, such as {"fault":"disconnect_mid_stream","tokens":3,"times":1}.
     #[arg(long, env = "MOONGATE_LOADTEST_FAULT")]
     pub fault: Option<String>,
@@ -219,6 +222,7 @@ impl SimEngineArgs {
         config.bootstrap_timeout =
             self.bootstrap_timeout.map(|timeout| seconds(timeout, "--bootstrap-timeout")).transpose()?;
         config.ready_after = seconds(self.ready_after, "--ready-after")?;
+        config.response_store = self.response_store;
         config.kv_events =
             self.kv_events.map(|listen| KvEventOptions { listen, ..KvEventOptions::default() });
         Ok(config)

@@ -1,15 +1,16 @@
-//! The official OpenAI SDKs for Python and Node against `moongate up`, with both engine protocols; and the gateway in front of the HTTP
-//! server that engines use: requests that clients must not send never reach it.
+//! The official OpenAI SDKs for Python and Node against `moongate up`, with both engine protocols; SDKs of agents against the gateway in
+//! front of a plain engine; and the gateway in front of the HTTP server that engines use: requests that clients must not send never reach it.
 
 mod steering;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use moongate_loadtest::engine::{SimEngineOptions, VllmConnector};
 use tokio::process::Command;
 
 use crate::harness::commands::run_to_success;
-use crate::harness::fleet::TestFleetBuilder;
+use crate::harness::fleet::{TestFleet, TestFleetBuilder};
 use crate::harness::process::MoongateProcess;
 use crate::harness::{TEST_TIMEOUT, client};
 
@@ -17,6 +18,8 @@ use crate::harness::{TEST_TIMEOUT, client};
 const SETUP_LIMIT: Duration = Duration::from_secs(300);
 /// Time limit for all checks of one SDK.
 const CHECK_LIMIT: Duration = Duration::from_secs(90);
+/// Time limit for all checks of the SDKs of agents, most of which is their import.
+const AGENTS_LIMIT: Duration = Duration::from_secs(180);
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gateway/sdk")
@@ -26,6 +29,8 @@ fn folder() -> PathBuf {
 fn command(program: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(args).env("NO_PROXY", "*").env("no_proxy", "*").env_remove("OPENAI_API_KEY");
+    // Neither look for newer versions nor report their use.
+    command.env("LITELLM_LOCAL_MODEL_COST_MAP", "True").env("LANGSMITH_TRACING", "false");
     command
 }
 
@@ -101,4 +106,28 @@ async fn node() {
         let said = run_to_success(CHECK_LIMIT, &mut command(Path::new("node"), &args)).await;
         assert_eq!(said.matches("ok ").count(), 8, "{said}");
     }
+}
+
+/// A gateway in front of one plain vLLM engine that stores responses.
+async fn one_plain_engine() -> TestFleet {
+    let tune = |options: SimEngineOptions| SimEngineOptions { response_store: true, ..options.fast() };
+    TestFleetBuilder::vllm(VllmConnector::Nixl).plain(1).tune(tune).start().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn agents_in_python() {
+    let (sdk, fleet) = (installed().await, one_plain_engine().await);
+    let check = folder().join("agent_sdks.py");
+    let args = [check.to_str().unwrap(), &fleet.gateway.url(""), "sim"];
+    let said = run_to_success(AGENTS_LIMIT, &mut command(&sdk.join("venv/bin/python"), &args)).await;
+    assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 9, "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn agents_in_node() {
+    let (sdk, fleet) = (installed().await, one_plain_engine().await);
+    let check = folder().join("agent_sdks.mjs");
+    let args = [check.to_str().unwrap(), sdk.to_str().unwrap(), &fleet.gateway.url(""), "sim"];
+    let said = run_to_success(AGENTS_LIMIT, &mut command(Path::new("node"), &args)).await;
+    assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 5, "{said}");
 }
