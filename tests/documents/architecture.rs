@@ -19,6 +19,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
         "gateway",
         "moongate-gateway",
         &[
+            "moongate-batch",
             "moongate-scheduler",
             "moongate-discovery",
             "moongate-master-client",
@@ -30,6 +31,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
             "moongate-telemetry",
         ],
     ),
+    ("gateway/batch", "moongate-batch", &["moongate-backoff"]),
     ("gateway/tokenize", "moongate-tokenize", &[]),
     ("scheduler", "moongate-scheduler", &[]),
     ("discovery", "moongate-discovery", &["rbg-api", "moongate-runtime"]),

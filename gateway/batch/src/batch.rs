@@ -163,6 +163,8 @@ pub(crate) struct FinishedOutput {
     /// [`BatchStatus::Completed`], [`BatchStatus::Expired`] or [`BatchStatus::Cancelled`].
     pub(crate) status: BatchStatus,
     pub(crate) counts: RequestCounts,
+    /// Lines among the failed ones that have not ended.
+    pub(crate) expired: u32,
     pub(crate) has_output: bool,
     pub(crate) has_errors: bool,
 }
@@ -300,7 +302,13 @@ pub(crate) mod tests {
 
     fn finished(status: BatchStatus) -> BatchEvent {
         let counts = RequestCounts { total: 3, completed: 2, failed: 1 };
-        BatchEvent::Finished(FinishedOutput { status, counts, has_output: true, has_errors: false })
+        BatchEvent::Finished(FinishedOutput {
+            status,
+            counts,
+            expired: 0,
+            has_output: true,
+            has_errors: false,
+        })
     }
 
     #[test]

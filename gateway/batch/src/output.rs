@@ -157,19 +157,20 @@ pub(crate) async fn write_output(
             writer.push(&text).await?;
         }
     }
-    let mut counts: RequestCounts = results.counts();
+    let (mut counts, mut expired): (RequestCounts, u32) = (results.counts(), 0);
     if status == BatchStatus::Expired {
         for line in unfinished(&results, 0..spans.len()) {
             errors.push(&expired_line(store, batch, line, spans[line]).await?).await?;
-            counts.failed += 1;
+            expired += 1;
         }
     }
+    counts.failed += expired;
     let (output, errors) = (output.finish().await?, errors.finish().await?);
     let (has_output, has_errors) = (output.is_some(), errors.is_some());
     for file in [output, errors].into_iter().flatten() {
         catalog.register_file(file).await?;
     }
-    Ok(FinishedOutput { status, counts, has_output, has_errors })
+    Ok(FinishedOutput { status, counts, expired, has_output, has_errors })
 }
 
 async fn expired_line(

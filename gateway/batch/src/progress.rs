@@ -29,7 +29,7 @@ pub struct BatchOptions {
 }
 
 /// Figures for metrics.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BatchStats {
     pub batches: BTreeMap<BatchStatus, usize>,
     /// Lines since the start by outcome.
@@ -39,11 +39,22 @@ pub struct BatchStats {
     pub damaged: usize,
 }
 
+impl Default for BatchStats {
+    /// Without any files, batches and lines.
+    fn default() -> Self {
+        Self {
+            batches: BatchStatus::ALL.map(|status| (status, 0)).into(),
+            lines: LineOutcome::ALL.map(|outcome| (outcome, 0)),
+            stored_bytes: 0,
+            damaged: 0,
+        }
+    }
+}
+
 /// How a line, or an attempt of it, ended.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LineOutcome {
     /// With a successful response.
-    #[default]
     Completed,
     /// With an error, or none of its attempts succeeded.
     Failed,

@@ -196,10 +196,7 @@ impl<'a, B: InferenceBackend> BatchRunner<'a, B> {
             _ => BatchStatus::Cancelled,
         };
         let output = write_output(self.catalog, batch, spans, finished).await?;
-        if finished == BatchStatus::Expired {
-            let ended = u64::from(output.counts.completed + output.counts.failed);
-            self.progress.count(LineOutcome::Expired, u64::from(output.counts.total).min(ended));
-        }
+        self.progress.count(LineOutcome::Expired, output.expired.into());
         self.enter(&batch.id, BatchEvent::Finished(output)).await
     }
 

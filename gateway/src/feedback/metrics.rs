@@ -15,6 +15,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use super::access::AccessRejectionMetrics;
 use super::aliases::MetricAliases;
 use super::api_histogram::{ApiHistogram, ExemplarHistogram, api_label};
+use super::batches::BatchMetrics;
 use super::cache::{EventFeedMetrics, PredictionMetrics, StoreViewMetrics};
 use super::engines::EngineGauges;
 use super::legs::LegMetrics;
@@ -70,6 +71,7 @@ pub(crate) struct GatewayMetrics {
     pub(crate) store: Arc<StoreViewMetrics>,
     pub(crate) prompt_reports: PromptReportMetrics,
     pub(crate) shared_queue: SharedQueueMetrics,
+    pub(crate) batches: BatchMetrics,
     predict: Histogram,
     pub(super) index_blocks: Gauge,
     index_bytes: Gauge,
@@ -149,6 +151,7 @@ impl GatewayMetrics {
             store: Arc::new(StoreViewMetrics::register(&mut registry)),
             prompt_reports: PromptReportMetrics::register(&mut registry),
             shared_queue: SharedQueueMetrics::register(&mut registry),
+            batches: BatchMetrics::register(&mut registry),
             predict: registry.register(
                 "moongate_prediction_seconds",
                 "Time to predict one request: tokens, block hashes and the lookup",

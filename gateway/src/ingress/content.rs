@@ -12,6 +12,7 @@ use super::form_data::without_transfer_fields;
 use super::handler::GatewayContext;
 use super::inference_paths::takes_forms;
 use super::media_type::MediaType;
+use super::tenant_priority::RequestPriority;
 use crate::access::AuthenticatedCaller;
 use crate::error::{ApiError, ApiErrorCode};
 use crate::fleet::{FleetSnapshot, ModelUnavailable};
@@ -113,7 +114,12 @@ fn describe_body(
         .as_ref()
         .map_or(0, |media| gateway.predictor.media_tokens(model.as_deref().unwrap_or_default(), media));
     let request = model_index.map(|model| {
-        gateway.priority_headers.apply(&parts.headers, caller, describe(model, &fields, media_tokens))
+        let request =
+            gateway.priority_headers.apply(&parts.headers, caller, describe(model, &fields, media_tokens));
+        match parts.extensions.get::<RequestPriority>() {
+            Some(RequestPriority(priority)) => scheduler::RequestProfile { priority: *priority, ..request },
+            None => request,
+        }
     });
     Ok(ParsedContent { request, model, fields: fields.without_model() })
 }

@@ -63,6 +63,29 @@ pub(super) fn without_transfer_fields(
     Ok((form.freeze(), true))
 }
 
+/// One field of a form.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct FormField {
+    pub(super) name: String,
+    /// `None` for a field that is not a file, or a file without a plain name.
+    pub(super) filename: Option<String>,
+    pub(super) value: Bytes,
+}
+
+/// All fields of a form, in their order.
+pub(super) fn form_fields(content_type: &HeaderValue, body: &Bytes) -> Result<Vec<FormField>, FormDataError> {
+    let boundary = content_type.to_str().ok().and_then(boundary).ok_or(FormDataError::Boundary)?;
+    let fields = split(body, boundary)?;
+    fields
+        .iter()
+        .map(|field| {
+            let (disposition, value) = field_parts(field)?;
+            let filename = disposition.filename.map(str::to_owned);
+            Ok(FormField { name: disposition.name.to_owned(), filename, value })
+        })
+        .collect()
+}
+
 /// The parameter `boundary` of a content type, if there is exactly one.
 fn boundary(content_type: &str) -> Option<&str> {
     let mut found = None;
@@ -106,30 +129,44 @@ fn split(body: &Bytes, boundary: &str) -> Result<Vec<Bytes>, FormDataError> {
     }
 }
 
-/// The sanitized field; `None` if it must be removed.
-fn strip_field(field: &Bytes) -> Result<Option<Bytes>, FormDataError> {
+/// A field's disposition and value.
+fn field_parts(field: &Bytes) -> Result<(FieldDisposition<'_>, Bytes), FormDataError> {
     let end = memmem::find(field, b"\r\n\r\n").ok_or(FormDataError::FieldHeaders)?;
     let head = std::str::from_utf8(&field[..end]).map_err(|_| FormDataError::FieldHeaders)?;
-    let (name, is_file) = disposition(head).ok_or(FormDataError::FieldHeaders)?;
+    let disposition = disposition(head).ok_or(FormDataError::FieldHeaders)?;
+    Ok((disposition, field.slice(end + 4..)))
+}
+
+/// The sanitized field; `None` if it must be removed.
+fn strip_field(field: &Bytes) -> Result<Option<Bytes>, FormDataError> {
+    let (FieldDisposition { name, is_file, .. }, value) = field_parts(field)?;
     // Some frameworks parse `a[b]` and `a.b` as one field.
     if name.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').any(is_transfer_member) {
         return Ok(None);
     }
-    let value = field.slice(end + 4..);
     if is_file || !matches!(value.trim_ascii_start().first(), Some(b'{' | b'[')) {
         return Ok(Some(field.clone()));
     }
     match without_transfer_members(value.clone()) {
         Ok(cleaned) if cleaned == value => Ok(Some(field.clone())),
-        Ok(cleaned) => Ok(Some(Bytes::from([&field[..end + 4], &cleaned].concat()))),
+        Ok(cleaned) => {
+            let head = &field[..field.len() - value.len()];
+            Ok(Some(Bytes::from([head, &cleaned].concat())))
+        }
         Err(MemberSearchError::TooDeep) => Err(FormDataError::TooDeep),
         // A prompt may begin with a brace. No engine parses parameters from a text that is not JSON.
         Err(MemberSearchError::NotJson) => Ok(Some(field.clone())),
     }
 }
 
-/// A field's name, and whether it is a file.
-fn disposition(head: &str) -> Option<(&str, bool)> {
+/// What `Content-Disposition` says about a field.
+struct FieldDisposition<'a> {
+    name: &'a str,
+    filename: Option<&'a str>,
+    is_file: bool,
+}
+
+fn disposition(head: &str) -> Option<FieldDisposition<'_>> {
     let mut found = None;
     for (count, line) in head.split("\r\n").enumerate() {
         let (name, value) = line.split_once(':')?;
@@ -151,7 +188,7 @@ fn disposition(head: &str) -> Option<(&str, bool)> {
         }
     }
     let mut rest = found?.trim().strip_prefix("form-data")?.trim_start();
-    let (mut name, mut parameters) = (None, BTreeSet::new());
+    let (mut name, mut filename, mut parameters) = (None, None, BTreeSet::new());
     while !rest.is_empty() {
         let (parameter, value) = rest.strip_prefix(';')?.trim_start().split_once('=')?;
         let (value, after) = match value.strip_prefix('"') {
@@ -164,12 +201,14 @@ fn disposition(head: &str) -> Option<(&str, bool)> {
         {
             return None;
         }
-        if parameter == "name" {
-            name = Some(value);
+        match parameter {
+            "name" => name = Some(value),
+            "filename" => filename = Some(value),
+            _ => {}
         }
         rest = after.trim_start();
     }
-    Some((name?, parameters.len() > 1))
+    Some(FieldDisposition { name: name?, filename, is_file: parameters.len() > 1 })
 }
 
 #[cfg(test)]
@@ -206,6 +245,19 @@ mod tests {
         ]);
         let expected = form(&[file, &text("vllm_xargs", " {\"a\": NaN}"), &prompt]);
         assert_eq!(without_transfer_fields(&TYPE, steering), Ok((expected, true)));
+    }
+
+    #[test]
+    fn fields_have_names_and_values() {
+        let file = "Content-Disposition: form-data; name=\"file\"; filename=\"in.jsonl\"\r\nContent-Type: text/plain\r\n\r\n{}\r\n";
+        let fields = form_fields(&TYPE, &form(&[&text("purpose", "batch"), file])).unwrap();
+        let field = |name: &str, filename: Option<&str>, value: &'static str| FormField {
+            name: name.to_owned(),
+            filename: filename.map(str::to_owned),
+            value: Bytes::from_static(value.as_bytes()),
+        };
+        assert_eq!(fields, [field("purpose", None, "batch"), field("file", Some("in.jsonl"), "{}\r\n")]);
+        assert_eq!(form_fields(&TYPE, &form(&["X: 1\r\n\r\n1"])), Err(FormDataError::FieldHeaders));
     }
 
     #[test]

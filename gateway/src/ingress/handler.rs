@@ -6,6 +6,7 @@ use axum::body::Body;
 use futures_util::future::try_join_all;
 use http::header::AUTHORIZATION;
 use http::{HeaderValue, Request, Response};
+use moongate_batch::BatchService;
 use moongate_discovery::EngineRegistry;
 use moongate_runtime::SecretString;
 use moongate_telemetry::Tracer;
@@ -57,6 +58,8 @@ pub(crate) struct GatewayContext {
     /// Token that `/workers` requires; `None`: no token.
     pub(crate) registration_token: Option<SecretString>,
     pub(crate) access: Arc<AccessControl>,
+    /// Files and batches, with `--batch-dir`.
+    pub(crate) batches: Option<Arc<BatchService>>,
     /// Paths of a protected admin listener that need no authentication.
     pub(crate) admin_open: Vec<UnauthenticatedPath>,
     /// Additional engine paths that are open to clients.

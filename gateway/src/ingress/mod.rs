@@ -2,6 +2,8 @@
 
 mod admin;
 mod authenticate;
+mod batch_backend;
+mod batches;
 mod body;
 mod body_buffer;
 mod console;
@@ -26,6 +28,7 @@ mod tenant_priority;
 mod workers;
 
 pub(crate) use admin::admin_router;
+pub(crate) use batch_backend::GatewayBackend;
 pub(crate) use body::{BodyLimits, BodyReader};
 pub use cross_origin::{CorsOrigin, CorsOriginError};
 pub(crate) use fleet::FleetStatusCache;

@@ -11,6 +11,7 @@ use http::header::{CONNECTION, CONTENT_TYPE};
 use http::{HeaderValue, Response, StatusCode, Version};
 
 use super::authenticate;
+use super::batches;
 use super::content::model_error;
 use super::cross_origin;
 use super::handler::{GatewayContext, handle};
@@ -37,6 +38,12 @@ pub(crate) fn public_router(gateway: Arc<GatewayContext>) -> RequestChecks<Route
         .route("/v1/chat/completions", generation(InferenceApi::Chat))
         .route("/v1/completions", generation(InferenceApi::Completions))
         .route("/generate", generation(InferenceApi::Generate))
+        .route("/v1/files", get(batches::list_files).post(batches::upload_file))
+        .route("/v1/files/{id}", get(batches::file).delete(batches::delete_file))
+        .route("/v1/files/{id}/content", get(batches::file_content))
+        .route("/v1/batches", get(batches::list_batches).post(batches::create_batch))
+        .route("/v1/batches/{id}", get(batches::batch))
+        .route("/v1/batches/{id}/cancel", post(batches::cancel_batch))
         .route("/v1/models", get(models))
         .route("/v1/models/{*model}", get(model))
         .route("/health", get(health))

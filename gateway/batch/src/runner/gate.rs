@@ -8,7 +8,7 @@ use tokio::time::{sleep, timeout};
 use super::{BackendFailure, BackendResponse, InferenceBackend, LineRequest};
 
 /// How often the load is read while it is too high.
-const LOAD_POLL_INTERVAL: Duration = Duration::from_millis(20);
+const LOAD_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Time in which a line reaches an engine, and counts in its load.
 const ADMISSION_INTERVAL: Duration = Duration::from_millis(5);
 
