@@ -3,6 +3,7 @@
 
 mod api;
 mod bad_input;
+mod batches;
 mod console;
 mod doctor;
 mod drain;

@@ -149,13 +149,16 @@ impl Catalog {
         self.file(&batch.tenant, &batch.input_file)
     }
 
+    /// Files of the tenant, of this purpose if it is given.
     pub(crate) fn files(
         &self,
         tenant: &str,
+        purpose: Option<&str>,
         query: &PageQuery,
     ) -> Result<ObjectPage<FileRecord>, BatchError> {
         let state = self.state.lock();
-        page(state.files.iter().filter(|(_, file)| file.tenant == tenant), query)
+        let wanted = |file: &FileRecord| purpose.is_none_or(|purpose| purpose == file.purpose.as_str());
+        page(state.files.iter().filter(|(_, file)| file.tenant == tenant && wanted(file)), query)
     }
 
     pub(crate) fn batches(

@@ -237,6 +237,12 @@ impl InputScanner {
         self.is_hopeless = true;
     }
 
+    /// All problems of the complete input.
+    #[must_use]
+    pub fn problems(self) -> Vec<InputProblem> {
+        self.finish().err().unwrap_or_default()
+    }
+
     /// The lines, or all problems.
     pub(crate) fn finish(mut self) -> Result<Vec<LineSpan>, Vec<InputProblem>> {
         if !self.partial.is_empty() || self.is_skipping {

@@ -100,12 +100,17 @@ impl BatchService {
         self.catalog.create_file(record, file.content, self.options.max_stored_bytes).await
     }
 
-    /// Files of the tenant.
+    /// Files of the tenant, of this purpose if it is given.
     ///
     /// # Errors
     /// [`BatchError::Invalid`] if the query is.
-    pub fn files(&self, tenant: &str, query: &PageQuery) -> Result<ObjectPage<FileRecord>, BatchError> {
-        self.catalog.files(tenant, query)
+    pub fn files(
+        &self,
+        tenant: &str,
+        purpose: Option<&str>,
+        query: &PageQuery,
+    ) -> Result<ObjectPage<FileRecord>, BatchError> {
+        self.catalog.files(tenant, purpose, query)
     }
 
     /// One file of the tenant.

@@ -219,7 +219,7 @@ async fn tenants_do_not_see_each_other() {
     };
     assert!(matches!(service.create_batch("b", theirs).await, Err(BatchError::NoSuchFile(_))));
     let query = PageQuery { limit: 10, ..PageQuery::default() };
-    assert!(service.files("b", &query).unwrap().items.is_empty());
+    assert!(service.files("b", None, &query).unwrap().items.is_empty());
     assert!(service.batches("b", &query).unwrap().items.is_empty());
     assert_eq!(service.batches("a", &query).unwrap().items.len(), 1);
 }

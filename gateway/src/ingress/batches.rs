@@ -175,13 +175,11 @@ fn list<T>(page: &ObjectPage<T>, object: impl Fn(&T) -> Value) -> Value {
 }
 
 pub(super) async fn list_files(State(gateway): Gateway, request: Request) -> Response<Body> {
-    respond((|| {
-        let (service, tenant) = open(&gateway, &request)?;
+    respond(open(&gateway, &request).and_then(|(service, tenant)| {
         let (query, purpose) = ListParameters::parse(request.uri(), FILES_PAGE)?;
-        let mut page = service.files(&tenant, &query).map_err(|error| api_error(&error))?;
-        page.items.retain(|file| purpose.as_deref().is_none_or(|purpose| purpose == file.purpose.as_str()));
+        let page = service.files(&tenant, purpose.as_deref(), &query).map_err(|error| api_error(&error))?;
         Ok(list(&page, FileRecord::object))
-    })())
+    }))
 }
 
 pub(super) async fn file(
@@ -291,12 +289,11 @@ fn batch_object(batch: &BatchRecord) -> Value {
 }
 
 pub(super) async fn list_batches(State(gateway): Gateway, request: Request) -> Response<Body> {
-    respond((|| {
-        let (service, tenant) = open(&gateway, &request)?;
+    respond(open(&gateway, &request).and_then(|(service, tenant)| {
         let (query, _) = ListParameters::parse(request.uri(), BATCHES_PAGE)?;
         let page = service.batches(&tenant, &query).map_err(|error| api_error(&error))?;
         Ok(list(&page, batch_object))
-    })())
+    }))
 }
 
 pub(super) async fn batch(
