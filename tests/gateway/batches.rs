@@ -314,7 +314,7 @@ async fn invalid_requests_are_rejected() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_folder_files_and_batches_are_off() {
-    let (_binary, at) = MoongateProcess::gateway(&[]).await;
+    let (_binary, at) = MoongateProcess::gateway(&["--registration".to_owned()]).await;
     for path in ["/v1/files", "/v1/files/a", "/v1/files/a/content", "/v1/batches", "/v1/batches/a"] {
         let response = client().get(format!("http://{}{path}", at.public)).send().await.unwrap();
         assert_eq!(response.status(), 404);

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,7 +51,8 @@ impl FolderStore {
     pub fn open(root: &Path) -> Result<Self, StorageError> {
         let name = root.display().to_string();
         let open = || -> io::Result<File> {
-            fs::create_dir_all(root)?;
+            // Prompts and responses are for this user only.
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(root)?;
             let lock = File::options().create(true).truncate(false).write(true).open(root.join(LOCK))?;
             Ok(lock)
         };
