@@ -216,7 +216,7 @@ pub(super) async fn file_content(
     let file = open(&gateway, &request)
         .and_then(|(service, tenant)| service.file(&tenant, &id).map_err(|error| api_error(&error)));
     match file {
-        Ok(file) => content(gateway.clone(), file),
+        Ok(file) => content(gateway, file),
         Err(error) => error.response(),
     }
 }
