@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use moongate_batch::{BatchService, FolderStore, StorageError};
 use moongate_discovery::{DiscoveryError, RankLoads, TopologyReader};
 use moongate_master_client::admin::{AdminClient, AdminClientOptions as AdminOptions, AdminError};
 use moongate_runtime::{
@@ -24,7 +25,9 @@ use crate::dispatch::RequestDispatcher;
 use crate::error::{ApiError, ApiErrorCode, ErrorFormat};
 use crate::feedback::{DecisionHistory, GatewayMetrics, PromptReportQueue, run_prompt_reports};
 use crate::fleet::{FleetReader, UpstreamEndpoint, check_health, poll_loads, probe_suspects, watch_topology};
-use crate::ingress::{BodyReader, FleetStatusCache, GatewayContext, admin_router, public_router};
+use crate::ingress::{
+    BodyReader, FleetStatusCache, GatewayBackend, GatewayContext, admin_router, public_router,
+};
 use crate::kv_index::KvIndex;
 use crate::legs::{AbortSender, RedispatchBudget};
 use crate::listener_security::{ListenerSecurity, ListenerSecurityError};
@@ -73,6 +76,9 @@ pub enum GatewayStartError {
     /// The queue cannot be shared.
     #[error(transparent)]
     SharedQueue(#[from] SharedQueueError),
+    /// The folder of files and batches cannot be used.
+    #[error("--batch-dir: {0}")]
+    Batches(#[from] StorageError),
 }
 
 impl GatewayStartError {
@@ -87,7 +93,7 @@ impl GatewayStartError {
             | Self::ModelAliases(_)
             | Self::SharedQueue(_) => true,
             Self::Discovery(error) => error.is_invalid_setting(),
-            Self::Bind(_) | Self::Health(_) | Self::Listener(_) => false,
+            Self::Bind(_) | Self::Health(_) | Self::Listener(_) | Self::Batches(_) => false,
         }
     }
 }
@@ -125,6 +131,7 @@ pub async fn start(
     check_model_folders(options)?;
     let alias_changes = FileChangeWatcher::new(options.model_aliases.files());
     let model_aliases = Arc::new(ModelAliases::load(&options.model_aliases)?);
+    let batches = open_batches(options).await?;
     let listener = moongate_runtime::bind(options.listen)?;
     let admin_listener = moongate_runtime::bind(options.admin_listen)?;
     let (address, admin_address) = (listener.local_addr()?, admin_listener.local_addr()?);
@@ -281,6 +288,7 @@ pub async fn start(
         registration_token: options.engines.registration_token.clone(),
         access,
         model_aliases,
+        batches,
         admin_open: options.ingress.admin_open.clone(),
         inference_paths: options.ingress.inference_path.clone(),
         cors_origins: options.ingress.cors_origin.clone(),
@@ -290,6 +298,7 @@ pub async fn start(
         force_close: CancellationToken::new(),
     });
 
+    run_batches(&state, supervisor);
     let (public_drain, admin_drain) = (CancellationToken::new(), CancellationToken::new());
     let rejection = ConnectionRejection { response: connection_rejection(), rejected: rejected_connections };
     let serve = |listener, tls, router, connections, drain: &CancellationToken| {
@@ -324,6 +333,25 @@ fn watch_model_aliases(
     let (aliases, metrics, stop) = (aliases.clone(), metrics.model_aliases.clone(), supervisor.token());
     supervisor.spawn_restarted("model-aliases", move || {
         aliases.clone().watch_file(metrics.clone(), changes.clone(), stop.clone())
+    });
+}
+
+/// Opens the folder of files and batches; `None` without one.
+async fn open_batches(options: &GatewayOptions) -> Result<Option<Arc<BatchService>>, StorageError> {
+    let Some(folder) = &options.batches.batch_dir else { return Ok(None) };
+    let store = Arc::new(FolderStore::open(folder)?);
+    let limits = options.batches.limits(options.listeners.max_body_bytes);
+    Ok(Some(Arc::new(BatchService::open(store, limits).await?)))
+}
+
+/// Starts the task that runs the batches. All of its state is stored, so that it can be restarted.
+fn run_batches(state: &Arc<GatewayContext>, supervisor: &Supervisor) {
+    let Some(batches) = &state.batches else { return };
+    let backend = Arc::new(GatewayBackend { gateway: state.clone(), supervisor: supervisor.clone() });
+    let (batches, stop) = (batches.clone(), supervisor.token());
+    supervisor.spawn_restarted("batches", move || {
+        let (batches, backend, stop) = (batches.clone(), backend.clone(), stop.clone());
+        async move { batches.run(&*backend, stop).await }
     });
 }
 

@@ -1,5 +1,6 @@
 //! Settings of the gateway: each is a flag, an environment variable and a key of the config file.
 
+mod batches;
 mod engines;
 mod listeners;
 mod memory;
@@ -21,6 +22,7 @@ use crate::feedback::MetricAliases;
 use crate::ingress::{IngressOptions, TenantPriorityHeaders};
 use crate::model_aliases::ModelAliasOptions;
 
+pub use batches::BatchApiOptions;
 pub use engines::{DiscoverySource, EngineOptions};
 pub(crate) use listeners::DEFAULT_CONNECTIONS;
 pub use listeners::ListenerOptions;
@@ -170,6 +172,10 @@ pub struct GatewayOptions {
     /// Connections, retries and time limits of requests to engines.
     #[command(flatten)]
     pub upstream: UpstreamOptions,
+
+    /// Files and batches.
+    #[command(flatten)]
+    pub batches: BatchApiOptions,
 
     /// On shutdown: how long to keep serving while /ready already fails, so that load balancers notice.
     #[arg(long, value_name = "TIME", env = "MOONGATE_DRAIN_DELAY", default_value = "0s", value_parser = humantime::parse_duration)]

@@ -55,6 +55,8 @@ pub enum ApiErrorCode {
     GatewayOverloaded,
     /// The gateway is shutting down.
     ShuttingDown,
+    /// The storage of files and batches cannot be read or written, or the stored state is damaged.
+    StorageFailed,
 }
 
 impl ApiErrorCode {
@@ -85,6 +87,7 @@ impl ApiErrorCode {
             ApiErrorCode::EngineTimeout => "engine_timeout",
             ApiErrorCode::GatewayOverloaded => "gateway_overloaded",
             ApiErrorCode::ShuttingDown => "shutting_down",
+            ApiErrorCode::StorageFailed => "storage_failed",
         }
     }
 
@@ -113,6 +116,7 @@ impl ApiErrorCode {
                 StatusCode::BAD_GATEWAY
             }
             ApiErrorCode::EngineTimeout => StatusCode::GATEWAY_TIMEOUT,
+            ApiErrorCode::StorageFailed => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 
@@ -122,6 +126,7 @@ impl ApiErrorCode {
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             status if status.is_client_error() => "invalid_request_error",
             StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+            StatusCode::INTERNAL_SERVER_ERROR => "server_error",
             _ => "engine_error",
         }
     }

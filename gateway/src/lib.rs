@@ -41,8 +41,9 @@ pub use access::{AccessConfigError, AccessFileError, AccessOptions, ApiKeyError,
 pub use access::{tenant_of_token, tenants_of_keys};
 pub use app::{GatewayStartError, RunningGateway, start};
 pub use config::{
-    DiscoverySource, EngineOptions, GatewayOptions, ListenerOptions, MemoryOptions, ModelFolderError,
-    SharedQueueError, SharedQueueOptions, UpstreamOptions, check_model_folders, check_shared_queue,
+    BatchApiOptions, DiscoverySource, EngineOptions, GatewayOptions, ListenerOptions, MemoryOptions,
+    ModelFolderError, SharedQueueError, SharedQueueOptions, UpstreamOptions, check_model_folders,
+    check_shared_queue,
 };
 pub use decide::{QueuePeerAddress, QueuePeerAddressError, QueuePeersError};
 pub use error::{ApiError, ApiErrorCode, ErrorFormat};

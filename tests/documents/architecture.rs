@@ -19,6 +19,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
         "gateway",
         "moongate-gateway",
         &[
+            "moongate-batch",
             "moongate-scheduler",
             "moongate-discovery",
             "moongate-master-client",
@@ -31,6 +32,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
             "moongate-telemetry",
         ],
     ),
+    ("gateway/batch", "moongate-batch", &["moongate-backoff"]),
     ("gateway/tokenize", "moongate-tokenize", &[]),
     ("gateway/translate", "moongate-translate", &[]),
     ("scheduler", "moongate-scheduler", &[]),

@@ -154,7 +154,8 @@ fn every_error_code_is_described_with_its_status() {
         | ApiErrorCode::EngineUnavailable
         | ApiErrorCode::EngineTimeout
         | ApiErrorCode::GatewayOverloaded
-        | ApiErrorCode::ShuttingDown => (code.as_str().to_owned(), code.status().as_u16().to_string()),
+        | ApiErrorCode::ShuttingDown
+        | ApiErrorCode::StorageFailed => (code.as_str().to_owned(), code.status().as_u16().to_string()),
     };
     let codes = [
         ApiErrorCode::InvalidJson,
@@ -179,6 +180,7 @@ fn every_error_code_is_described_with_its_status() {
         ApiErrorCode::EngineTimeout,
         ApiErrorCode::GatewayOverloaded,
         ApiErrorCode::ShuttingDown,
+        ApiErrorCode::StorageFailed,
     ];
     let real: BTreeSet<_> = codes.into_iter().map(listed).collect();
     let described: BTreeSet<_> =

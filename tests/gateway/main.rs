@@ -4,6 +4,7 @@
 mod agents;
 mod api;
 mod bad_input;
+mod batches;
 mod console;
 mod doctor;
 mod drain;

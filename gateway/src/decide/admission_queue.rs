@@ -19,6 +19,7 @@ use super::admission_state::{
 };
 use super::clock::SchedulerClock;
 use super::eligibility::{EligibilityTier, RouteConstraints, choose_passthrough};
+use super::fleet_load::fleet_load;
 use super::shared_queue::{LeaderMessage, QueueTicket, TicketMessage};
 use crate::feedback::{DecisionHistory, GatewayMetrics};
 use crate::fleet::{FleetReader, FleetSnapshot, UpstreamEndpoint};
@@ -261,6 +262,15 @@ impl AdmissionQueue {
 
     pub(crate) fn queued(&self) -> usize {
         self.state.lock().waiting.len()
+    }
+
+    /// Load of the fleet as a fraction of its capacity; infinite while requests are queued.
+    pub(crate) fn fleet_load(self: &Arc<Self>) -> f64 {
+        if self.queued() > 0 {
+            return f64::INFINITY;
+        }
+        let (fleet, loads) = self.loads();
+        fleet_load(&fleet, &loads)
     }
 
     /// Polls the scheduler at its poll times and when the fleet changes, until `stop`.

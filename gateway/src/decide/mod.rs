@@ -5,6 +5,7 @@ mod admission_queue;
 mod admission_state;
 mod clock;
 mod eligibility;
+mod fleet_load;
 mod in_flight;
 mod shared_queue;
 

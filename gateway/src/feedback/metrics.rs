@@ -15,6 +15,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use super::access::AccessRejectionMetrics;
 use super::aliases::MetricAliases;
 use super::api_histogram::{ApiHistogram, ExemplarHistogram};
+use super::batches::BatchMetrics;
 use super::cache::{EventFeedMetrics, PredictionMetrics, StoreViewMetrics};
 use super::engines::EngineGauges;
 use super::legs::LegMetrics;
@@ -74,6 +75,7 @@ pub(crate) struct GatewayMetrics {
     pub(crate) prompt_reports: PromptReportMetrics,
     pub(crate) sessions: SessionMetrics,
     pub(crate) shared_queue: SharedQueueMetrics,
+    pub(crate) batches: BatchMetrics,
     predict: Histogram,
     pub(super) index_blocks: Gauge,
     index_bytes: Gauge,
@@ -155,6 +157,7 @@ impl GatewayMetrics {
             prompt_reports: PromptReportMetrics::register(&mut registry),
             sessions: SessionMetrics::register(&mut registry),
             shared_queue: SharedQueueMetrics::register(&mut registry),
+            batches: BatchMetrics::register(&mut registry),
             predict: registry.register(
                 "moongate_prediction_seconds",
                 "Time to predict one request: tokens, block hashes and the lookup",

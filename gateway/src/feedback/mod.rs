@@ -3,6 +3,7 @@
 mod access;
 mod aliases;
 mod api_histogram;
+mod batches;
 mod cache;
 mod decision_history;
 mod engines;

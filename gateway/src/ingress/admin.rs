@@ -82,6 +82,9 @@ async fn decision(State(gateway): State<Arc<GatewayContext>>, Path(id): Path<Str
 async fn metrics(State(gateway): State<Arc<GatewayContext>>) -> Response<Body> {
     let BodyReader { memory, unfinished, .. } = &gateway.bodies;
     gateway.metrics.overload.update([memory, unfinished], &gateway.prompt_memory);
+    if let Some(batches) = &gateway.batches {
+        gateway.metrics.batches.update(&batches.stats());
+    }
     let queue = &gateway.dispatcher.admission;
     let (fleet, loads) = queue.loads();
     let text = gateway.metrics.scrape((&fleet, &loads), queue.queued(), &gateway.index);

@@ -13,6 +13,7 @@ use super::form_data::FormContent;
 use super::handler::GatewayContext;
 use super::inference_paths::{needs_model, takes_forms};
 use super::media_type::MediaType;
+use super::tenant_priority::RequestPriority;
 use crate::access::AuthenticatedCaller;
 use crate::error::{ApiError, ApiErrorCode};
 use crate::fleet::{FleetSnapshot, ModelUnavailable};
@@ -137,9 +138,11 @@ pub(super) fn describe_body(
         .media
         .as_ref()
         .map_or(0, |media| gateway.predictor.media_tokens(model.as_deref().unwrap_or_default(), media));
-    let request = model_index.map(|model| scheduler::RequestProfile {
-        session,
-        ..gateway.priority_headers.apply(&parts.headers, caller, describe(model, &fields, media_tokens))
+    let request = model_index.map(|model| {
+        let request =
+            gateway.priority_headers.apply(&parts.headers, caller, describe(model, &fields, media_tokens));
+        let priority = parts.extensions.get::<RequestPriority>().map_or(request.priority, |given| given.0);
+        scheduler::RequestProfile { session, priority, ..request }
     });
     Ok(ParsedContent { request, model, fields: fields.without_model(), alias })
 }

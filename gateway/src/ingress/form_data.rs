@@ -121,6 +121,29 @@ fn without_transfer_fields(boundary: &str, body: Bytes) -> Result<(Bytes, bool),
     Ok((form.freeze(), true))
 }
 
+/// One field of a form.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct FormField {
+    pub(super) name: String,
+    /// `None` for a field that is not a file, or a file without a plain name.
+    pub(super) filename: Option<String>,
+    pub(super) value: Bytes,
+}
+
+/// All fields of a form, in their order.
+pub(super) fn form_fields(content_type: &HeaderValue, body: &Bytes) -> Result<Vec<FormField>, FormDataError> {
+    let boundary = content_type.to_str().ok().and_then(boundary).ok_or(FormDataError::Boundary)?;
+    let fields = split(body, boundary)?;
+    fields
+        .iter()
+        .map(|field| {
+            let (disposition, value) = field_parts(field)?;
+            let filename = disposition.filename.map(str::to_owned);
+            Ok(FormField { name: disposition.name.to_owned(), filename, value })
+        })
+        .collect()
+}
+
 /// The parameter `boundary` of a content type, if there is exactly one.
 fn boundary(content_type: &str) -> Option<&str> {
     let mut found = None;
@@ -164,18 +187,12 @@ fn split(body: &Bytes, boundary: &str) -> Result<Vec<Bytes>, FormDataError> {
     }
 }
 
-/// Name and kind of a field.
-struct FieldHead<'a> {
-    name: &'a str,
-    is_file: bool,
-}
-
-/// A field's head and its value.
-fn field_parts(field: &Bytes) -> Result<(FieldHead<'_>, Bytes), FormDataError> {
+/// A field's disposition and value.
+fn field_parts(field: &Bytes) -> Result<(FieldDisposition<'_>, Bytes), FormDataError> {
     let end = memmem::find(field, b"\r\n\r\n").ok_or(FormDataError::FieldHeaders)?;
     let head = std::str::from_utf8(&field[..end]).map_err(|_| FormDataError::FieldHeaders)?;
-    let (name, is_file) = disposition(head).ok_or(FormDataError::FieldHeaders)?;
-    Ok((FieldHead { name, is_file }, field.slice(end + 4..)))
+    let disposition = disposition(head).ok_or(FormDataError::FieldHeaders)?;
+    Ok((disposition, field.slice(end + 4..)))
 }
 
 /// The sanitized field; `None` if it must be removed.
@@ -200,8 +217,14 @@ fn strip_field(field: &Bytes) -> Result<Option<Bytes>, FormDataError> {
     }
 }
 
-/// A field's name, and whether it is a file.
-fn disposition(head: &str) -> Option<(&str, bool)> {
+/// What `Content-Disposition` says about a field.
+struct FieldDisposition<'a> {
+    name: &'a str,
+    filename: Option<&'a str>,
+    is_file: bool,
+}
+
+fn disposition(head: &str) -> Option<FieldDisposition<'_>> {
     let mut found = None;
     for (count, line) in head.split("\r\n").enumerate() {
         let (name, value) = line.split_once(':')?;
@@ -223,7 +246,7 @@ fn disposition(head: &str) -> Option<(&str, bool)> {
         }
     }
     let mut rest = found?.trim().strip_prefix("form-data")?.trim_start();
-    let (mut name, mut parameters) = (None, BTreeSet::new());
+    let (mut name, mut filename, mut parameters) = (None, None, BTreeSet::new());
     while !rest.is_empty() {
         let (parameter, value) = rest.strip_prefix(';')?.trim_start().split_once('=')?;
         let (value, after) = match value.strip_prefix('"') {
@@ -236,12 +259,14 @@ fn disposition(head: &str) -> Option<(&str, bool)> {
         {
             return None;
         }
-        if parameter == "name" {
-            name = Some(value);
+        match parameter {
+            "name" => name = Some(value),
+            "filename" => filename = Some(value),
+            _ => {}
         }
         rest = after.trim_start();
     }
-    Some((name?, parameters.len() > 1))
+    Some(FieldDisposition { name: name?, filename, is_file: parameters.len() > 1 })
 }
 
 #[cfg(test)]
@@ -282,6 +307,19 @@ mod tests {
         ]);
         let expected = form(&[file, &text("vllm_xargs", " {\"a\": NaN}"), &prompt]);
         assert_eq!(sanitized(&TYPE, steering), Ok((expected, true)));
+    }
+
+    #[test]
+    fn fields_have_names_and_values() {
+        let file = "Content-Disposition: form-data; name=\"file\"; filename=\"in.jsonl\"\r\nContent-Type: text/plain\r\n\r\n{}\r\n";
+        let fields = form_fields(&TYPE, &form(&[&text("purpose", "batch"), file])).unwrap();
+        let field = |name: &str, filename: Option<&str>, value: &'static str| FormField {
+            name: name.to_owned(),
+            filename: filename.map(str::to_owned),
+            value: Bytes::from_static(value.as_bytes()),
+        };
+        assert_eq!(fields, [field("purpose", None, "batch"), field("file", Some("in.jsonl"), "{}\r\n")]);
+        assert_eq!(form_fields(&TYPE, &form(&["X: 1\r\n\r\n1"])), Err(FormDataError::FieldHeaders));
     }
 
     #[test]

@@ -3,6 +3,8 @@
 mod admin;
 mod aliased_model;
 mod authenticate;
+mod batch_backend;
+mod batches;
 mod body;
 mod body_buffer;
 mod console;
@@ -30,6 +32,7 @@ mod translated;
 mod workers;
 
 pub(crate) use admin::admin_router;
+pub(crate) use batch_backend::GatewayBackend;
 pub(crate) use body::{BodyLimits, BodyReader};
 pub use cross_origin::{CorsOrigin, CorsOriginError};
 pub(crate) use fleet::FleetStatusCache;

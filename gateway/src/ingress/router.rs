@@ -12,6 +12,7 @@ use http::{HeaderValue, Response, StatusCode, Version};
 
 use super::aliased_model::served_aliases;
 use super::authenticate;
+use super::batches;
 use super::content::model_error;
 use super::cross_origin;
 use super::handler::{GatewayContext, handle};
@@ -38,6 +39,12 @@ pub(crate) fn public_router(gateway: Arc<GatewayContext>) -> RequestChecks<Route
         .route("/v1/responses/{id}", get(stored_responses::response).delete(stored_responses::response))
         .route("/v1/responses/{id}/cancel", post(stored_responses::cancel))
         .route("/v1/responses/{id}/input_items", get(stored_responses::input_items))
+        .route("/v1/files", get(batches::list_files).post(batches::upload_file))
+        .route("/v1/files/{id}", get(batches::file).delete(batches::delete_file))
+        .route("/v1/files/{id}/content", get(batches::file_content))
+        .route("/v1/batches", get(batches::list_batches).post(batches::create_batch))
+        .route("/v1/batches/{id}", get(batches::batch))
+        .route("/v1/batches/{id}/cancel", post(batches::cancel_batch))
         .route("/v1/models", get(models))
         .route("/v1/models/{*model}", get(model))
         .route("/health", get(health))

@@ -14,6 +14,15 @@ pub(crate) struct TenantPriorityHeaders {
     pub(crate) priority: Option<HeaderName>,
 }
 
+/// Priority of a request of the gateway itself, in the extensions of the request; replaces that of a header.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RequestPriority(pub(super) i32);
+
+impl RequestPriority {
+    /// Below that of every client.
+    pub(super) const LOWEST: Self = Self(i32::MIN);
+}
+
 impl TenantPriorityHeaders {
     /// Hash of the tenant's name. An authenticated client belongs to its key's tenant, whatever its headers.
     pub(super) fn tenant(&self, headers: &HeaderMap, caller: Option<&AuthenticatedCaller>) -> Option<u64> {

@@ -97,6 +97,20 @@ async fn python_with_keys() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn python_batches() {
+    let sdk = installed().await;
+    let stored = tempfile::tempdir().unwrap();
+    let engines = TestFleetBuilder::sglang().plain(1).engines().await;
+    let mut flags = engines.flags();
+    flags.push(format!("--batch-dir={}", stored.path().display()));
+    let (_binary, at) = MoongateProcess::gateway(&flags).await;
+    let check = folder().join("batches.py");
+    let args = [check.to_str().unwrap(), &format!("http://{}/v1", at.public), "sim"];
+    let said = run_to_success(CHECK_LIMIT, &mut command(&sdk.join("venv/bin/python"), &args)).await;
+    assert_eq!(said.matches("ok ").count(), 3, "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn node() {
     let sdk = installed().await;
     for protocol in ["sglang", "vllm"] {
