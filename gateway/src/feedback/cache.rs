@@ -16,7 +16,7 @@ use prometheus_client::metrics::histogram::Histogram;
 
 use super::api_histogram::api_label;
 use super::prediction_causes::{PredictedEngine, PredictionCauseMetrics};
-use crate::kv_index::HashRuleStatus;
+use crate::kv_index::{HashRuleStatus, PromptCheckpoints};
 use crate::request_body::InferenceApi;
 
 /// Error of a prediction as a share of the prompt.
@@ -44,6 +44,8 @@ pub(crate) struct ExpectedHits {
     /// Whether `hits` has chunks of LMCache.
     pub(crate) in_chunks: bool,
     pub(crate) engine: Option<PredictedEngine>,
+    /// What the end of the request shows about later ones with the same prompt.
+    pub(crate) checkpoints: Option<PromptCheckpoints>,
 }
 
 impl ExpectedHits {

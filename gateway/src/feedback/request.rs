@@ -146,6 +146,10 @@ impl RequestRecorder {
                 reported.and_then(|usage| Some((usage.prompt_tokens, usage.cached_tokens?))),
             );
         }
+        let checkpoints = self.expected_hits.as_ref().and_then(|(expected, _)| expected.checkpoints.as_ref());
+        if let Some(checkpoints) = checkpoints {
+            checkpoints.learn(usage.map(|usage| usage.completion_tokens));
+        }
         if let Some(mut usage) = usage {
             // Decode counts the whole KV cache that it received as cached; the prefill reports which tokens were not computed.
             let reported = prefill.and_then(|prefill| prefill.cached_tokens);

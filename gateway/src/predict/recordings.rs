@@ -1,19 +1,22 @@
 //! Replays recordings of real engines: the KV events that prompts caused, and how much of each prompt was cached.
 //! `tests/engines/record.py` makes them.
 
-use std::sync::Arc;
+use std::time::Duration;
 
 use moongate_block_hash::VllmMediaItem;
 use moongate_discovery::{
-    EngineBlockHashing, EngineFacts, EngineKind, LoraAdapterFacts, PrefixCheckpoints, VllmHashAlgorithm,
+    EngineBlockHashing, EngineFacts, EngineKind, EngineRole, LoraAdapterFacts, PrefixCheckpoints,
+    VllmHashAlgorithm,
 };
+use moongate_scheduler::ModelIndex;
 use moongate_scheduler::index::IndexLookup;
 use serde::Deserialize;
 
 use super::feeds::EngineEventApplier;
-use super::hybrid_hits::HybridHits;
+use super::predictor_tests::OneEngine;
 use super::prompt_tokens::PromptTokens;
-use crate::kv_index::{BlockExtraKeys, BlockKeyspace, EngineSlotGuard, EngineSlots, HashRuleStatus, KvIndex};
+use crate::kv_index::{BlockExtraKeys, HashRuleStatus};
+use crate::test_fleet::with_facts;
 
 /// A line of a recording.
 #[derive(Deserialize)]
@@ -28,7 +31,14 @@ struct RecordedPrompt {
     model: String,
     prompt: Vec<u32>,
     cached: u32,
+    /// Tokens of the response; `None`: two.
+    response: Option<u64>,
+    /// The data-parallel rank that has computed it.
+    #[serde(default)]
+    rank: usize,
     salt: Option<String>,
+    cache_salt: Option<String>,
+    extra_key: Option<String>,
     /// The engine's hash, the first token and the length of each image.
     #[serde(default)]
     media: Vec<(String, u32, u32)>,
@@ -49,9 +59,11 @@ fn facts(block_tokens: u32, adapters: &[(&str, &str)]) -> EngineFacts {
         path: Some(path.to_owned()),
         id: None,
     };
+    let names = adapters.iter().map(|(name, _)| (*name).to_owned());
     EngineFacts {
-        models: vec!["tiny".to_owned()],
+        models: std::iter::once("tiny".to_owned()).chain(names).collect(),
         page_size: Some(block_tokens),
+        events: Some(Vec::new()),
         hashing: Some(EngineBlockHashing::Vllm {
             algorithm: VllmHashAlgorithm::Sha256Cbor,
             seed: "vllm-none-hash".to_owned(),
@@ -68,8 +80,10 @@ fn sglang(adapters: &[(&str, &str)]) -> EngineFacts {
         path: None,
         id: Some(id.to_owned()),
     };
+    let names = adapters.iter().map(|(name, _)| format!("tiny:{name}"));
     EngineFacts {
         engine: EngineKind::Sglang,
+        models: std::iter::once("tiny".to_owned()).chain(names).collect(),
         hashing: Some(EngineBlockHashing::Sglang {
             namespaced: Some(true),
             bigrams: false,
@@ -84,7 +98,7 @@ fn bytes(hex: &str) -> Vec<u8> {
     (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
 }
 
-/// Predicts every prompt from the events before it.
+/// Predicts every prompt from the events and responses before it.
 fn replay(recording: &str, facts: &EngineFacts) -> Accuracy {
     let (accuracy, status) = replay_with_status(recording, facts);
     assert_eq!(status, HashRuleStatus::Confirmed);
@@ -93,70 +107,101 @@ fn replay(recording: &str, facts: &EngineFacts) -> Accuracy {
 
 /// Returns also what was found about the engine's hashes.
 fn replay_with_status(recording: &str, facts: &EngineFacts) -> (Accuracy, HashRuleStatus) {
-    let base = BlockKeyspace::from_facts(facts).unwrap();
-    let index = KvIndex::new(100_000);
-    let slots = EngineSlots::new(index.clone()).of_ranks(1);
-    let mut applier = EngineEventApplier::new(slots.clone(), 0, 0, Arc::new(base.clone()))
-        .unwrap()
-        .with_checkpoints(facts.checkpoints);
-    let engine = &*slots[0];
-    let (mut tokens, mut wrong, mut false_hits, mut found) = (0, 0, 0, 0);
+    let (accuracies, status) = replay_ranks(recording, facts);
+    let [accuracy] = <[Accuracy; 1]>::try_from(accuracies).unwrap();
+    (accuracy, status)
+}
+
+/// Returns the accuracy of each rank's predictions.
+fn replay_ranks(recording: &str, facts: &EngineFacts) -> (Vec<Accuracy>, HashRuleStatus) {
+    let world = OneEngine::of(with_facts("e", EngineRole::Plain, facts.clone()), 100_000, Duration::ZERO);
+    let first = &world.fleet.members[0];
+    let (slots, keyspace) = (first.slots.clone(), first.keyspace.clone().unwrap());
+    let mut applier =
+        EngineEventApplier::new(slots.clone(), 0, 0, keyspace).unwrap().with_checkpoints(facts.checkpoints);
+    let mut counts: Vec<TokenCounts> = slots.iter().map(|_| TokenCounts::default()).collect();
     for line in recording.lines() {
         match serde_json::from_str(line).unwrap() {
             RecordedStep::Events { events } => {
                 assert_eq!(applier.apply(&bytes(&events)).unwrap().undecodable, 0);
             }
             RecordedStep::Prompt(prompt) => {
-                let length = u32::try_from(prompt.prompt.len()).unwrap();
-                let keyspace = base.for_adapter(&prompt.model, facts).unwrap_or_else(|| base.clone());
-                let predicted = predict(&index, engine, &keyspace, &prompt);
-                (tokens, found) = (tokens + length, found + prompt.cached);
-                wrong += predicted.abs_diff(prompt.cached);
-                false_hits += predicted.saturating_sub(prompt.cached);
+                let predicted = match prompt.media.as_slice() {
+                    [] => predict(&world, &prompt),
+                    _ => predict_media(&world, &prompt),
+                };
+                counts[prompt.rank].add(&prompt, predicted);
             }
         }
     }
-    let share = |part: u32| f64::from(part) / f64::from(tokens);
-    let accuracy =
-        Accuracy { right: 1.0 - share(wrong), false_hits: share(false_hits), cached: share(found) };
-    (accuracy, engine.hash_rule().status())
+    (counts.into_iter().map(TokenCounts::accuracy).collect(), slots[0].hash_rule().status())
 }
 
-fn predict(
-    index: &Arc<KvIndex>,
-    engine: &EngineSlotGuard,
-    keyspace: &BlockKeyspace,
-    recorded: &RecordedPrompt,
-) -> u32 {
-    let length = u32::try_from(recorded.prompt.len()).unwrap();
+/// Tokens of recorded prompts.
+#[derive(Debug, Default)]
+struct TokenCounts {
+    tokens: u32,
+    wrong: u32,
+    false_hits: u32,
+    cached: u32,
+}
+
+impl TokenCounts {
+    fn add(&mut self, prompt: &RecordedPrompt, predicted: u32) {
+        self.tokens += u32::try_from(prompt.prompt.len()).unwrap();
+        self.cached += prompt.cached;
+        self.wrong += predicted.abs_diff(prompt.cached);
+        self.false_hits += predicted.saturating_sub(prompt.cached);
+    }
+
+    fn accuracy(self) -> Accuracy {
+        let share = |part: u32| f64::from(part) / f64::from(self.tokens);
+        Accuracy {
+            right: 1.0 - share(self.wrong),
+            false_hits: share(self.false_hits),
+            cached: share(self.cached),
+        }
+    }
+}
+
+/// Predicts the hits of a prompt of token ids, and learns from its response. Requests with unsupported members have no prediction.
+fn predict(world: &OneEngine, recorded: &RecordedPrompt) -> u32 {
+    let mut body = serde_json::json!({ "prompt": recorded.prompt });
+    let members = [("cache_salt", &recorded.cache_salt), ("extra_key", &recorded.extra_key)];
+    for (name, value) in members.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?))) {
+        body[name] = value.as_str().into();
+    }
+    let model = world.fleet.model(&recorded.model).unwrap_or(ModelIndex(0));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let Ok(predicted) = runtime.block_on(world.predict_for(model, &body)) else { return 0 };
+    let expected = predicted.expected_hits(&world.fleet.members[recorded.rank]).unwrap();
+    expected.engine.as_ref().unwrap().observe(&expected, recorded.cached.into());
+    if let Some(checkpoints) = &expected.checkpoints {
+        checkpoints.learn(Some(recorded.response.unwrap_or(2)));
+    }
+    expected.hits.total()
+}
+
+/// Predicts the hits of a prompt with images, from its tokens and the engine's hashes of the images.
+fn predict_media(world: &OneEngine, recorded: &RecordedPrompt) -> u32 {
+    let engine = world.fleet.members[0].slot().unwrap();
+    let keyspace = world.fleet.members[0].keyspace.as_ref().unwrap();
     let request =
         recorded.salt.as_ref().map_or("{}".to_owned(), |salt| format!(r#"{{"cache_salt":"{salt}"}}"#));
-    let mut scheme = keyspace.schemes(&BlockExtraKeys::read(request.as_bytes())).unwrap().events;
-    if !recorded.media.is_empty() {
-        let item = |(identifier, offset, length): &(String, u32, u32)| VllmMediaItem {
-            identifier: identifier.as_str().into(),
-            offset: *offset,
-            length: *length,
-        };
-        scheme = scheme.with_media(recorded.media.iter().map(item).collect()).unwrap();
-    }
-    let blocks = PromptTokens::Client(recorded.prompt.clone()).blocks(keyspace, scheme, true);
-    let groups = engine.groups().of_hybrid();
-    let hits = if groups.is_empty() {
-        let usable = (length as usize - 1) / keyspace.page_tokens() as usize;
-        let keys: Vec<u64> = blocks
-            .blocks()
-            .iter()
-            .take(usable)
-            .map(|block| keyspace.namespace().key(block.event_hash))
-            .collect();
-        let mut lookup = IndexLookup::default();
-        index.lookup(&keys, &mut lookup);
-        lookup.engine(engine.slot())
-    } else {
-        HybridHits::new(index, keyspace, &blocks, length.saturating_sub(1)).of(engine.slot(), &groups)
+    let scheme = keyspace.schemes(&BlockExtraKeys::read(request.as_bytes())).unwrap().events;
+    let item = |(identifier, offset, length): &(String, u32, u32)| VllmMediaItem {
+        identifier: identifier.as_str().into(),
+        offset: *offset,
+        length: *length,
     };
-    hits.local * keyspace.page_tokens()
+    let scheme = scheme.with_media(recorded.media.iter().map(item).collect()).unwrap();
+    let blocks = PromptTokens::Client(recorded.prompt.clone()).blocks(keyspace, scheme, true);
+    let usable = (recorded.prompt.len() - 1) / keyspace.page_tokens() as usize;
+    let keys: Vec<u64> =
+        blocks.blocks().iter().take(usable).map(|block| keyspace.namespace().key(block.event_hash)).collect();
+    let mut lookup = IndexLookup::default();
+    world.index.lookup(&keys, &mut lookup);
+    lookup.engine(engine.slot()).local * keyspace.page_tokens()
 }
 
 #[test]
