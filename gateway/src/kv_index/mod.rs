@@ -23,5 +23,6 @@ pub(crate) use hit_history::HitHistory;
 pub(crate) use index::{EngineSlotGuard, KvIndex};
 pub(crate) use prompt_checkpoints::{CachedPrefix, LastBlockKeys, PromptCheckpoints};
 pub(crate) use rank_slots::{EngineSlots, RankSlots};
+pub(crate) use rehashed_blocks::LeftOutBlocks;
 pub use spin_rw_lock::SpinRwLock;
 pub(crate) use store_keys::{StoreKeyNaming, StoredBlockPart};

@@ -3,7 +3,6 @@ none is false."""
 
 from __future__ import annotations
 
-from apis import BLOCK
 from hits import HIT_CHECKS, Hits, Seen, Tally, check_late
 from prompts import chat, completion, ids, prompts, text
 
@@ -58,17 +57,21 @@ def repeats_after_responses(hits: Hits) -> str:
     return _note(tally)
 
 
+# Share of the cached tokens that a gateway expects without having seen the requests.
+LATE = 0.8
+
+
 def a_late_gateway_without_false_hits(hits: Hits) -> str:
-    """A gateway that starts now has seen no request: it may miss what follows from the lengths of prompts, and expects nothing else."""
+    """A gateway that starts now has seen no request: it may miss what follows from the lengths of prompts and responses, and expects
+    nothing that the first one does not."""
     def expected(admin: str) -> list[Seen]:
         return [hits.predict(prompt, admin) for prompt in prompts()]
 
-    def same(late: list[Seen], wanted: list[Seen]) -> bool:
-        pairs = list(zip(late, wanted))
-        is_less = all(ours.predicted <= theirs.predicted for ours, theirs in pairs)
-        return is_less and all(ours == theirs for ours, theirs in pairs if theirs.tokens % BLOCK)
+    def enough(late: list[Seen], wanted: list[Seen]) -> bool:
+        never_more = all(ours.predicted <= theirs.predicted for ours, theirs in zip(late, wanted))
+        return never_more and sum(one.predicted for one in late) >= LATE * sum(one.predicted for one in wanted)
 
-    return check_late(hits, expected, same)
+    return check_late(hits, expected, enough)
 
 
 (_LATE,) = [check for check in HIT_CHECKS if check.__name__ == "a_late_gateway"]

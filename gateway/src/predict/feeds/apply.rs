@@ -10,7 +10,7 @@ use moongate_discovery::PrefixCheckpoints;
 use moongate_scheduler::index::{BlockHashNamespace, EngineCacheTier};
 
 use crate::kv_index::{
-    BlockKeyspace, ChunkHashRule, ChunkRuleStatus, EngineSlotGuard, HashRuleStatus, RankSlots,
+    BlockKeyspace, ChunkHashRule, ChunkRuleStatus, EngineSlotGuard, HashRuleStatus, LeftOutBlocks, RankSlots,
 };
 
 /// Blocks that are looked up before any is changed.
@@ -38,6 +38,8 @@ pub(crate) struct EngineEventApplier {
 pub(crate) struct AppliedEvents {
     /// Events that could not be decoded.
     pub(crate) undecodable: u64,
+    /// Stored blocks whose hashes follow another rule, and that could not be hashed again.
+    pub(crate) left_out: LeftOutBlocks,
     /// What is now known of the engine's hashes, if that has changed.
     pub(crate) hash_rule: Option<HashRuleStatus>,
     /// What is now known of the chunks of its LMCache, if that has changed.
@@ -155,8 +157,9 @@ impl RankTarget<'_> {
         if let (Some(group), Some(tier)) = (self.slot.groups().learn(stored), tier(stored.medium)) {
             let namespace = self.keyspace.namespace().in_group(group);
             if self.slot.hash_rule().is_different() {
-                let hashes = self.slot.rehashed().stored(stored.hashes, group, tier);
-                self.apply_keys(namespace, tier, hashes.into_iter(), true);
+                let rehashed = self.slot.rehashed().stored(stored.hashes, group, tier);
+                applied.left_out.add(rehashed.left_out);
+                self.apply_keys(namespace, tier, rehashed.hashes.into_iter(), true);
             } else {
                 self.apply_keys(namespace, tier, low_bits(stored.hashes), true);
             }
