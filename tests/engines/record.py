@@ -60,17 +60,17 @@ def few_prompts() -> list[list[int]]:
 
 
 def with_responses() -> list[tuple[list[int], int]]:
-    """Prompts of whole pages and others, with the length of the response. Each is followed by its repetition; some share only a prefix."""
+    """Prompts of whole pages and others, with the length of the response, and then their repetitions; some share only a prefix."""
     draw = random.Random(5)
-    whole = [draw.randrange(1, 128) for _ in range(1200)]
+    whole = [draw.randrange(1, 128) for _ in range(800)]
     steps = []
-    for turn, response in enumerate((2, 1, 40, 64, 90, 200, 400, 2, 300)):
-        own = [draw.randrange(1, 128) for _ in range(900)]
-        # New prompts, then some that branch off another one.
-        prompts = [own[: 320 + 32 * turn], own[: 320 + 32 * turn] + whole[:170]]
-        prompts += [whole[: 500 + 70 * turn] + own[:length] for length in (12, 236 - 6 * turn % 32, 331)]
+    for turn, response in enumerate((2, 200, 1, 64, 400)):
+        own = [draw.randrange(1, 128) for _ in range(500)]
+        prompts = [own[: 224 + 32 * turn]]
+        prompts += [whole[: 300 + 70 * turn] + own[:length] for length in (12, 180 - 6 * turn % 32)]
         for prompt in prompts:
-            steps += [(prompt, response), (prompt, 2), (prompt + own[300:340], 2)]
+            steps += [(prompt, response), (prompt, 2)]
+        steps.append((prompts[-1] + own[300:340], 2))
     return steps
 
 
@@ -153,7 +153,7 @@ def steps(url: str, kind: str, models: list[str], ranks: int) -> list[Callable[[
         return [*few, partial(flush, url), *few[3:10], partial(flush, url), *few[-5:]]
     if kind == "--keys":
         keys = [{}, {"extra_key": "a"}, {"cache_salt": "b"}, {"extra_key": "a", "cache_salt": "b"}]
-        prompts = few_prompts()[2:9]
+        prompts = few_prompts()[3:7]
         return [partial(ask, url, model, prompt, **key) for model in models for prompt in prompts for key in keys]
     if kind == "--few":
         return [*few, *few]

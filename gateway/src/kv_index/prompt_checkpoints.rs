@@ -76,11 +76,13 @@ impl PromptCheckpoints {
         Self { slot: Arc::downgrade(slot), keys, cached, block_tokens, is_prefill }
     }
 
-    /// The request has ended with a response of this many tokens, `None` if unknown.
-    pub(crate) fn learn(&self, response_tokens: Option<u64>) {
+    /// The request is complete. `response_tokens` and `found`, what the engine had cached of the prompt, are `None` if they are not reported.
+    pub(crate) fn learn(&self, response_tokens: Option<u64>, found: Option<u64>) {
         let Some(slot) = self.slot.upgrade() else { return };
         let response_tokens = if self.is_prefill { Some(2) } else { response_tokens };
-        let keys: Vec<u64> = match self.cached.kept(self.block_tokens, response_tokens) {
+        let found = found.and_then(|found| u32::try_from(found).ok());
+        let cached = CachedPrefix { reusable: found.unwrap_or(self.cached.reusable), ..self.cached };
+        let keys: Vec<u64> = match cached.kept(self.block_tokens, response_tokens) {
             KeptEnd::Whole => self.keys.reusable.into_iter().chain(self.keys.whole).collect(),
             KeptEnd::Reusable => self.keys.reusable.into_iter().collect(),
             KeptEnd::Unknown => return,
@@ -154,11 +156,12 @@ mod tests {
         let keys = LastBlockKeys { reusable: Some(2), whole: Some(3) };
         let new = |cached, is_prefill| PromptCheckpoints::new(&slot, keys, cached, 32, is_prefill);
         let branch = CachedPrefix { full: 32, reusable: 0, limit: 95 };
-        new(branch, false).learn(Some(500));
+        new(branch, false).learn(Some(500), None);
+        new(CachedPrefix { reusable: 32, ..branch }, false).learn(Some(500), Some(0));
         assert_eq!(has(), [false; 3]);
-        new(CachedPrefix { full: 64, ..branch }, false).learn(Some(500));
+        new(CachedPrefix { full: 64, ..branch }, false).learn(Some(500), None);
         assert_eq!(has(), [false, true, false]);
-        new(branch, true).learn(Some(500));
+        new(branch, true).learn(Some(500), None);
         assert_eq!(has(), [false, true, true], "another engine decodes");
     }
 
@@ -168,6 +171,6 @@ mod tests {
         let cached = CachedPrefix { full: 0, reusable: 0, limit: 10 };
         let checkpoints = PromptCheckpoints::new(&slot, LastBlockKeys::default(), cached, 32, false);
         drop(slot);
-        checkpoints.learn(Some(2));
+        checkpoints.learn(Some(2), None);
     }
 }

@@ -177,7 +177,7 @@ fn predict(world: &OneEngine, recorded: &RecordedPrompt) -> u32 {
     let expected = predicted.expected_hits(&world.fleet.members[recorded.rank]).unwrap();
     expected.engine.as_ref().unwrap().observe(&expected, recorded.cached.into());
     if let Some(checkpoints) = &expected.checkpoints {
-        checkpoints.learn(Some(recorded.response.unwrap_or(2)));
+        checkpoints.learn(Some(recorded.response.unwrap_or(2)), Some(recorded.cached.into()));
     }
     expected.hits.total()
 }
