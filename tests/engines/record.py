@@ -60,17 +60,18 @@ def few_prompts() -> list[list[int]]:
 
 
 def with_responses() -> list[tuple[list[int], int]]:
-    """Prompts of whole pages and others, with the length of the response, and then their repetitions; some share only a prefix."""
+    """Prompts of whole pages and others, some of which branch off where no window is left, with the length of the response; and then
+    their repetitions."""
     draw = random.Random(5)
     whole = [draw.randrange(1, 128) for _ in range(800)]
-    steps = []
+    steps = [(whole, 2)]
     for turn, response in enumerate((2, 200, 1, 64, 400)):
-        own = [draw.randrange(1, 128) for _ in range(500)]
-        prompts = [own[: 224 + 32 * turn]]
-        prompts += [whole[: 300 + 70 * turn] + own[:length] for length in (12, 180 - 6 * turn % 32)]
-        for prompt in prompts:
+        own = [draw.randrange(1, 128) for _ in range(400)]
+        cuts = [730 - 60 * (2 * turn + branch) for branch in range(2)]
+        branches = [whole[:cut] + own[:length] for cut, length in zip(cuts, (12, 150 + cut // 32 * 32 - cut))]
+        for prompt in [own[: 224 + 32 * turn], *branches]:
             steps += [(prompt, response), (prompt, 2)]
-        steps.append((prompts[-1] + own[300:340], 2))
+        steps.append((branches[-1] + own[300:340], 2))
     return steps
 
 

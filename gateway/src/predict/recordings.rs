@@ -232,7 +232,7 @@ fn sglang_sliding_windows_are_never_predicted_falsely() {
     let recording = include_str!("recordings/sglang-spark.jsonl");
     let hybrid = EngineFacts { checkpoints: Some(PrefixCheckpoints::RequestEndsAndBranches), ..sglang(&[]) };
     let accuracy = replay(recording, &hybrid);
-    assert!(accuracy.right >= 0.97 && accuracy.cached > 0.3, "{accuracy:?}");
+    assert!(accuracy.right >= 0.99 && accuracy.cached > 0.3, "{accuracy:?}");
     assert_eq!(accuracy.false_hits, 0.0, "{accuracy:?}");
     // All blocks in events would be too many.
     let all = replay(recording, &sglang(&[]));
@@ -282,4 +282,65 @@ fn images_are_predicted_as_found() {
     // Without the images' hashes, only blocks before the first image would be found.
     let without = recording.replace(r#""media": [["#, r#""other": [["#);
     assert!(replay(&without, &facts(32, &[])).right < 0.8);
+}
+
+#[test]
+fn ranks_of_one_engine_are_predicted_as_found() {
+    let two = EngineFacts { dp_size: 2, ..facts(32, &[]) };
+    let (accuracies, status) = replay_ranks(include_str!("recordings/vllm-dp.jsonl"), &two);
+    assert_eq!((accuracies.len(), status), (2, HashRuleStatus::Confirmed));
+    for accuracy in &accuracies {
+        assert!(accuracy.right >= 0.99 && accuracy.cached > 0.3, "{accuracies:?}");
+    }
+}
+
+#[test]
+fn chunks_of_lmcache_are_predicted_as_found() {
+    let recording = include_str!("recordings/vllm-lmcache.jsonl");
+    let accuracy = replay(recording, &facts(32, &[]));
+    assert!(accuracy.right >= 0.99 && accuracy.cached > 0.3, "{accuracy:?}");
+    // Without events about chunks, whose medium is "cpu", what vLLM has lost would be missed.
+    const MEDIUM_OF_CHUNKS: &str = "a3637075";
+    let without: Vec<&str> = recording.lines().filter(|line| !line.contains(MEDIUM_OF_CHUNKS)).collect();
+    assert!(without.len() < recording.lines().count());
+    assert!(replay(&without.join("\n"), &facts(32, &[])).right < 0.95);
+}
+
+#[test]
+fn the_block_that_speculation_drops_is_learned() {
+    let recording = include_str!("recordings/vllm-eagle.jsonl");
+    let accuracy = replay(recording, &EngineFacts { speculates: true, ..facts(32, &[]) });
+    // Eight responses are needed to learn it.
+    assert!(accuracy.right >= 0.96 && accuracy.cached > 0.3, "{accuracy:?}");
+    let unknown = replay(recording, &facts(32, &[]));
+    assert!(unknown.right < 0.92, "{unknown:?}");
+}
+
+#[test]
+fn namespaces_in_events_are_predicted_as_found() {
+    let adapters =
+        [("poet", "42a8565c47835e2b98ffa6610ea3aa5f"), ("coder", "607062d4dfcc54109b64aeda6f26a879")];
+    let recording = include_str!("recordings/sglang-dynamo.jsonl");
+    let hashing = |namespaced_events| {
+        Some(EngineBlockHashing::Sglang { namespaced: Some(true), bigrams: false, namespaced_events })
+    };
+    let accuracy = replay(recording, &EngineFacts { hashing: hashing(true), ..sglang(&adapters) });
+    assert!(accuracy.right >= 0.99 && accuracy.cached > 0.3, "{accuracy:?}");
+    // With the other format, hashes of adapters and keys would differ.
+    let (other, _) =
+        replay_with_status(recording, &EngineFacts { hashing: hashing(false), ..sglang(&adapters) });
+    assert!(other.right < 0.9, "{other:?}");
+}
+
+#[test]
+fn blocks_with_unknown_hashes_are_predicted_by_tokens() {
+    let hashing = Some(EngineBlockHashing::Opaque { name: "xxhash".to_owned() });
+    let recording = include_str!("recordings/vllm-xxhash.jsonl");
+    let (accuracy, status) = replay_with_status(recording, &EngineFacts { hashing, ..facts(32, &[]) });
+    assert_eq!(status, HashRuleStatus::Different { actual: Some("xxhash".to_owned()) });
+    assert!(accuracy.right >= 0.99 && accuracy.cached > 0.3, "{accuracy:?}");
+    // The same if another rule was assumed.
+    let (accuracy, status) = replay_with_status(recording, &facts(32, &[]));
+    assert_eq!(status, HashRuleStatus::Different { actual: None });
+    assert!(accuracy.right >= 0.99, "{accuracy:?}");
 }

@@ -43,15 +43,16 @@ def growing_chats_without_false_hits(hits: Hits) -> str:
 
 
 def repeats_after_responses(hits: Hits) -> str:
-    """Prompts of whole pages and others, new ones and such that branch off, are sent again after responses of many lengths: how much
-    SGLang keeps of them depends on it."""
-    whole, tally = ids(7300, 1200), Tally()
+    """Prompts of whole pages and others, new ones and such that branch off where no window is left, are sent again after responses of many
+    lengths: how much SGLang keeps of them depends on it."""
+    whole = ids(7300, 1200)
+    tally = Tally([hits.ask(completion("1200 ids", whole))[0]])
     for turn, tokens in enumerate((1, 2, 64, 65, 130, 300)):
         own = ids(7310 + turn, 600)
-        new = own[: 320 + 32 * turn]
-        branches = [whole[: 500 + 70 * turn] + own[:length] for length in (12, 236 - 6 * turn, 331)]
-        for prompt in [new, new + whole[:170], *branches]:
-            bodies = [(prompt, tokens), (prompt, 2), (prompt + own[300:340], 2)]
+        cuts = [1130 - 60 * (3 * turn + branch) for branch in range(3)]
+        branches = [whole[:cut] + own[:length] for cut, length in zip(cuts, (12, 150 + cut // 32 * 32 - cut, 331))]
+        for prompt in [own[: 320 + 32 * turn], *branches]:
+            bodies = [(prompt, tokens), (prompt, 2), (prompt + own[400:440], 2)]
             asked = [completion(f"{len(p)} ids, {n} new", p, max_tokens=n, ignore_eos=True) for p, n in bodies]
             tally.seen += [hits.ask(one)[0] for one in asked]
     return _note(tally)
