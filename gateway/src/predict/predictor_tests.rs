@@ -78,8 +78,13 @@ impl OneEngine {
         Self::of(instance(engine, url), 1000, limit)
     }
 
+    /// An engine with these facts, and a large index.
+    pub(super) fn with_facts(facts: EngineFacts) -> Self {
+        Self::of(test_fleet::with_facts("e", EngineRole::Plain, facts), 100_000, Duration::ZERO)
+    }
+
     /// An engine, with an index of this many blocks and a limit for queries.
-    pub(super) fn of(instance: Arc<EngineInstance>, max_blocks: usize, limit: Duration) -> Self {
+    fn of(instance: Arc<EngineInstance>, max_blocks: usize, limit: Duration) -> Self {
         let index = KvIndex::new(max_blocks);
         let fleet = test_fleet::snapshot(vec![instance], &FleetSnapshot::default(), &index);
         let tokenize = GatewayMetrics::new(None).tokenize;

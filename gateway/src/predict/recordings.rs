@@ -1,12 +1,9 @@
 //! Replays recordings of real engines: the KV events that prompts caused, and how much of each prompt was cached.
 //! `tests/engines/record.py` makes them.
 
-use std::time::Duration;
-
 use moongate_block_hash::VllmMediaItem;
 use moongate_discovery::{
-    EngineBlockHashing, EngineFacts, EngineKind, EngineRole, LoraAdapterFacts, PrefixCheckpoints,
-    VllmHashAlgorithm,
+    EngineBlockHashing, EngineFacts, EngineKind, LoraAdapterFacts, PrefixCheckpoints, VllmHashAlgorithm,
 };
 use moongate_scheduler::ModelIndex;
 use moongate_scheduler::index::IndexLookup;
@@ -16,7 +13,6 @@ use super::feeds::EngineEventApplier;
 use super::predictor_tests::OneEngine;
 use super::prompt_tokens::PromptTokens;
 use crate::kv_index::{BlockExtraKeys, HashRuleStatus};
-use crate::test_fleet::with_facts;
 
 /// A line of a recording.
 #[derive(Deserialize)]
@@ -114,7 +110,7 @@ fn replay_with_status(recording: &str, facts: &EngineFacts) -> (Accuracy, HashRu
 
 /// Returns the accuracy of each rank's predictions.
 fn replay_ranks(recording: &str, facts: &EngineFacts) -> (Vec<Accuracy>, HashRuleStatus) {
-    let world = OneEngine::of(with_facts("e", EngineRole::Plain, facts.clone()), 100_000, Duration::ZERO);
+    let world = OneEngine::with_facts(facts.clone());
     let first = &world.fleet.members[0];
     let (slots, keyspace) = (first.slots.clone(), first.keyspace.clone().unwrap());
     let mut applier =

@@ -13,6 +13,9 @@ use crate::kv_index::{
     BlockKeyspace, ChunkHashRule, ChunkRuleStatus, EngineSlotGuard, HashRuleStatus, LeftOutBlocks, RankSlots,
 };
 
+/// Tokens in the smallest sliding window of the models for which SGLang keeps a cache of windows: its size is not reported.
+const SMALLEST_WINDOW: u32 = 128;
+
 /// Blocks that are looked up before any is changed.
 const BLOCK_BATCH: usize = 64;
 
@@ -213,8 +216,8 @@ impl RankTarget<'_> {
         }
     }
 
-    /// Adds the checkpoints that the blocks of a request imply: their last one, and the one at which the request branched off. Of the
-    /// others it is not known whether what following tokens attend to is still cached.
+    /// Adds the checkpoints that the blocks of a request imply: their last one, the one at which the request branched off, and all
+    /// blocks if every window is larger. Of others it is not known whether what following tokens attend to is still cached.
     fn add_checkpoints(&self, kind: PrefixCheckpoints, stored: &BlockStored<'_>) {
         if tier(stored.medium) != Some(EngineCacheTier::L1) {
             return;
@@ -222,8 +225,12 @@ impl RankTarget<'_> {
         let (index, slot) = (self.slot.index(), self.slot.slot());
         let group = self.slot.groups().learn_checkpoints(self.keyspace.page_tokens());
         let namespace = self.keyspace.namespace().in_group(group);
-        let branch = stored.parent.filter(|_| kind == PrefixCheckpoints::RequestEndsAndBranches);
-        let ends = branch.into_iter().chain(stored.hashes.iter().last());
+        let has_windows = kind == PrefixCheckpoints::RequestEndsAndBranches;
+        let branch = stored.parent.filter(|_| has_windows);
+        let max_in_window = SMALLEST_WINDOW / stored.block_size.max(1);
+        let are_in_window = has_windows && stored.hashes.len() <= max_in_window as usize;
+        let before_end = if are_in_window { 0 } else { stored.hashes.len().saturating_sub(1) };
+        let ends = branch.into_iter().chain(stored.hashes.iter().skip(before_end));
         let keys: Vec<u64> = ends.map(|hash| namespace.key(hash.low64())).collect();
         index.update_blocks(&keys, |index, keys| index.add_engine_blocks(slot, EngineCacheTier::L1, keys));
     }
