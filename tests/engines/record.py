@@ -68,7 +68,7 @@ def with_responses() -> list[tuple[list[int], int]]:
     for turn, response in enumerate((2, 200, 1, 64, 400)):
         own = [draw.randrange(1, 128) for _ in range(400)]
         cuts = [730 - 60 * (2 * turn + branch) for branch in range(2)]
-        branches = [whole[:cut] + own[:length] for cut, length in zip(cuts, (12, 150 + cut // 32 * 32 - cut))]
+        branches = [whole[:cut] + own[:length] for cut, length in zip(cuts, (12, 160 - cuts[1] % 32))]
         for prompt in [own[: 224 + 32 * turn], *branches]:
             steps += [(prompt, response), (prompt, 2)]
         steps.append((branches[-1] + own[300:340], 2))

@@ -50,7 +50,7 @@ def repeats_after_responses(hits: Hits) -> str:
     for turn, tokens in enumerate((1, 2, 64, 65, 130, 300)):
         own = ids(7310 + turn, 600)
         cuts = [1130 - 60 * (3 * turn + branch) for branch in range(3)]
-        branches = [whole[:cut] + own[:length] for cut, length in zip(cuts, (12, 150 + cut // 32 * 32 - cut, 331))]
+        branches = [whole[:cut] + own[:length] for cut, length in zip(cuts, (12, 160 - cuts[1] % 32, 331))]
         for prompt in [own[: 320 + 32 * turn], *branches]:
             bodies = [(prompt, tokens), (prompt, 2), (prompt + own[400:440], 2)]
             asked = [completion(f"{len(p)} ids, {n} new", p, max_tokens=n, ignore_eos=True) for p, n in bodies]
