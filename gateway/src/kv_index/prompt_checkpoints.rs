@@ -82,12 +82,16 @@ impl PromptCheckpoints {
         let response_tokens = if self.is_prefill { Some(2) } else { response_tokens };
         let found = found.and_then(|found| u32::try_from(found).ok());
         let cached = CachedPrefix { reusable: found.unwrap_or(self.cached.reusable), ..self.cached };
+        let (index, engine) = (slot.index(), slot.slot());
+        let is_checkpoint = |key| index.holders(&[key]).has(engine, 0);
         let keys: Vec<u64> = match cached.kept(self.block_tokens, response_tokens) {
             KeptEnd::Whole => self.keys.reusable.into_iter().chain(self.keys.whole).collect(),
             KeptEnd::Reusable => self.keys.reusable.into_iter().collect(),
-            KeptEnd::Unknown => return,
+            KeptEnd::ReusableIfStored if self.keys.whole.is_some_and(is_checkpoint) => {
+                self.keys.reusable.into_iter().collect()
+            }
+            KeptEnd::ReusableIfStored | KeptEnd::Unknown => return,
         };
-        let (index, engine) = (slot.index(), slot.slot());
         index.update_blocks(&keys, |index, keys| index.add_engine_blocks(engine, EngineCacheTier::L1, keys));
     }
 }
@@ -99,6 +103,9 @@ enum KeptEnd {
     Whole,
     /// What the same prompt can reuse.
     Reusable,
+    /// What the same prompt can reuse, if an event shows that the prompt was kept before the response. It was not if a concurrent
+    /// request has computed a common prefix in the meantime.
+    ReusableIfStored,
     Unknown,
 }
 
@@ -108,11 +115,13 @@ impl CachedPrefix {
         // The last eviction before decoding has freed whole blocks, and left up to two of them more than a window.
         let until_eviction = u64::from(EVICTION_INTERVAL.saturating_sub(2 * block_tokens));
         let ends_early = response_tokens.is_some_and(|tokens| (2..=until_eviction).contains(&tokens));
-        if self.full == self.reusable || ends_early {
+        if ends_early {
             KeptEnd::Whole
         } else if self.full == self.limit / block_tokens * block_tokens {
-            // The branch is where the same prompt would be reused.
+            // If it is a branch, that is where the same prompt would be reused.
             KeptEnd::Reusable
+        } else if self.full == self.reusable {
+            KeptEnd::ReusableIfStored
         } else {
             KeptEnd::Unknown
         }
@@ -125,10 +134,11 @@ mod tests {
     use crate::kv_index::KvIndex;
 
     #[test]
-    fn prompts_that_extend_reusable_ones_are_kept_whole() {
+    fn prompts_that_extend_reusable_ones_are_kept() {
         let cached = CachedPrefix { full: 64, reusable: 64, limit: 319 };
-        for response in [None, Some(1), Some(2), Some(1000)] {
-            assert_eq!(cached.kept(32, response), KeptEnd::Whole, "{response:?}");
+        assert_eq!(cached.kept(32, Some(2)), KeptEnd::Whole);
+        for response in [None, Some(1), Some(1000)] {
+            assert_eq!(cached.kept(32, response), KeptEnd::ReusableIfStored, "{response:?}");
         }
     }
 
@@ -160,9 +170,24 @@ mod tests {
         new(CachedPrefix { reusable: 32, ..branch }, false).learn(Some(500), Some(0));
         assert_eq!(has(), [false; 3]);
         new(CachedPrefix { full: 64, ..branch }, false).learn(Some(500), None);
-        assert_eq!(has(), [false, true, false]);
+        assert_eq!(has(), [false, true, false], "the branch is the last block that can be reused");
         new(branch, true).learn(Some(500), None);
         assert_eq!(has(), [false, true, true], "another engine decodes");
+    }
+
+    #[test]
+    fn long_responses_keep_the_end_only_if_it_was_stored_before() {
+        let index = KvIndex::new(100);
+        let slot = Arc::new(EngineSlotGuard::new(index.clone()));
+        let has = || index.holders(&[1]).has(slot.slot(), 0);
+        let keys = LastBlockKeys { reusable: Some(1), whole: Some(2) };
+        let cached = CachedPrefix { full: 0, reusable: 0, limit: 63 };
+        let checkpoints = PromptCheckpoints::new(&slot, keys, cached, 32, false);
+        checkpoints.learn(Some(500), None);
+        assert!(!has());
+        index.update(|blocks| blocks.add_engine_blocks(slot.slot(), EngineCacheTier::L1, &[2]));
+        checkpoints.learn(Some(500), None);
+        assert!(has());
     }
 
     #[test]

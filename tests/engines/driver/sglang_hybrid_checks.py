@@ -45,11 +45,11 @@ def growing_chats_without_false_hits(hits: Hits) -> str:
 def repeats_after_responses(hits: Hits) -> str:
     """Prompts of whole pages and others, new ones and such that branch off where no window is left, are sent again after responses of many
     lengths: how much SGLang keeps of them depends on it."""
-    whole = ids(7300, 1200)
-    tally = Tally([hits.ask(completion("1200 ids", whole))[0]])
-    for turn, tokens in enumerate((1, 2, 64, 65, 130, 300)):
+    whole = ids(7300, 1600)
+    tally = Tally([hits.ask(completion("1600 ids", whole))[0]])
+    for turn, tokens in enumerate((2, 64, 65, 130, 300)):
         own = ids(7310 + turn, 600)
-        cuts = [1130 - 60 * (3 * turn + branch) for branch in range(3)]
+        cuts = [1430 - 90 * (3 * turn + branch) for branch in range(3)]
         branches = [whole[:cut] + own[:length] for cut, length in zip(cuts, (12, 160 - cuts[1] % 32, 331))]
         for prompt in [own[: 320 + 32 * turn], *branches]:
             bodies = [(prompt, tokens), (prompt, 2), (prompt + own[400:440], 2)]
