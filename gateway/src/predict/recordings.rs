@@ -12,6 +12,7 @@ use serde::Deserialize;
 use super::feeds::EngineEventApplier;
 use super::predictor_tests::OneEngine;
 use super::prompt_tokens::PromptTokens;
+use crate::feedback::ExpectedHits;
 use crate::kv_index::{BlockExtraKeys, HashRuleStatus};
 
 /// A line of a recording.
@@ -115,6 +116,7 @@ fn replay_ranks(recording: &str, facts: &EngineFacts) -> (Vec<Accuracy>, HashRul
     let (slots, keyspace) = (first.slots.clone(), first.keyspace.clone().unwrap());
     let mut applier =
         EngineEventApplier::new(slots.clone(), 0, 0, keyspace).unwrap().with_checkpoints(facts.checkpoints);
+    let mut answered = None;
     let mut counts: Vec<TokenCounts> = slots.iter().map(|_| TokenCounts::default()).collect();
     for line in recording.lines() {
         match serde_json::from_str(line).unwrap() {
@@ -122,11 +124,19 @@ fn replay_ranks(recording: &str, facts: &EngineFacts) -> (Vec<Accuracy>, HashRul
                 assert_eq!(applier.apply(&bytes(&events)).unwrap().undecodable, 0);
             }
             RecordedStep::Prompt(prompt) => {
-                let predicted = match prompt.media.as_slice() {
-                    [] => predict(&world, &prompt),
-                    _ => predict_media(&world, &prompt),
-                };
-                counts[prompt.rank].add(&prompt, predicted);
+                // Events reach the gateway before the end of the response.
+                if let Some((expected, last)) = answered.take() {
+                    learn(&expected, &last);
+                }
+                if prompt.media.is_empty() {
+                    let expected = predict(&world, &prompt);
+                    let predicted = expected.as_ref().map_or(0, |expected| expected.hits.total());
+                    counts[prompt.rank].add(&prompt, predicted);
+                    answered = expected.map(|expected| (expected, prompt));
+                } else {
+                    let predicted = predict_media(&world, &prompt);
+                    counts[prompt.rank].add(&prompt, predicted);
+                }
             }
         }
     }
@@ -160,8 +170,16 @@ impl TokenCounts {
     }
 }
 
-/// Predicts the hits of a prompt of token ids, and learns from its response. Requests with unsupported members have no prediction.
-fn predict(world: &OneEngine, recorded: &RecordedPrompt) -> u32 {
+/// Learns from the response to a prompt.
+fn learn(expected: &ExpectedHits, recorded: &RecordedPrompt) {
+    expected.engine.as_ref().unwrap().observe(expected, recorded.cached.into());
+    if let Some(checkpoints) = &expected.checkpoints {
+        checkpoints.learn(Some(recorded.response.unwrap_or(2)), Some(recorded.cached.into()));
+    }
+}
+
+/// Predicts the hits of a prompt of token ids. Requests with unsupported members have no prediction.
+fn predict(world: &OneEngine, recorded: &RecordedPrompt) -> Option<ExpectedHits> {
     let mut body = serde_json::json!({ "prompt": recorded.prompt });
     let members = [("cache_salt", &recorded.cache_salt), ("extra_key", &recorded.extra_key)];
     for (name, value) in members.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?))) {
@@ -169,13 +187,8 @@ fn predict(world: &OneEngine, recorded: &RecordedPrompt) -> u32 {
     }
     let model = world.fleet.model(&recorded.model).unwrap_or(ModelIndex(0));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    let Ok(predicted) = runtime.block_on(world.predict_for(model, &body)) else { return 0 };
-    let expected = predicted.expected_hits(&world.fleet.members[recorded.rank]).unwrap();
-    expected.engine.as_ref().unwrap().observe(&expected, recorded.cached.into());
-    if let Some(checkpoints) = &expected.checkpoints {
-        checkpoints.learn(Some(recorded.response.unwrap_or(2)), Some(recorded.cached.into()));
-    }
-    expected.hits.total()
+    let predicted = runtime.block_on(world.predict_for(model, &body)).ok()?;
+    predicted.expected_hits(&world.fleet.members[recorded.rank])
 }
 
 /// Predicts the hits of a prompt with images, from its tokens and the engine's hashes of the images.
