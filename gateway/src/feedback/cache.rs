@@ -15,7 +15,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
 use super::prediction_causes::{PredictedEngine, PredictionCauseMetrics};
-use crate::kv_index::HashRuleStatus;
+use crate::kv_index::{HashRuleStatus, LeftOutBlocks, PromptCheckpoints};
 use crate::request_body::InferenceApi;
 
 /// Error of a prediction as a share of the prompt.
@@ -43,6 +43,8 @@ pub(crate) struct ExpectedHits {
     /// Whether `hits` has chunks of LMCache.
     pub(crate) in_chunks: bool,
     pub(crate) engine: Option<PredictedEngine>,
+    /// What the end of the request shows about later ones with the same prompt.
+    pub(crate) checkpoints: Option<PromptCheckpoints>,
 }
 
 impl ExpectedHits {
@@ -65,6 +67,7 @@ pub(crate) struct EventFeedMetrics {
     pub(crate) undecodable: Counter,
     pub(crate) replays: Counter,
     hash_rules: Family<HashRuleLabel, Counter>,
+    left_out: Family<LeftOutLabel, Counter>,
 }
 
 /// Seconds from an event of the master until it is applied: one response of the master, plus the difference of the two clocks.
@@ -87,6 +90,15 @@ pub(crate) struct StoreViewMetrics {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct UnpredictedLabels {
+    reason: &'static str,
+}
+
+/// Reasons for which blocks are not indexed.
+const OVER_CAPACITY: &str = "over_capacity";
+const UNKNOWN_CONTENT: &str = "unknown_content";
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LeftOutLabel {
     reason: &'static str,
 }
 
@@ -130,6 +142,10 @@ impl EventFeedMetrics {
         for outcome in ["confirmed", "other_rule", "unknown_rule"] {
             hash_rules.get_or_create(&HashRuleLabel { outcome }).inc_by(0);
         }
+        let left_out: Family<LeftOutLabel, Counter> = Family::default();
+        for reason in [OVER_CAPACITY, UNKNOWN_CONTENT] {
+            left_out.get_or_create(&LeftOutLabel { reason }).inc_by(0);
+        }
         Self {
             connected: registry.register(
                 "moongate_kv_events_connections",
@@ -161,6 +177,20 @@ impl EventFeedMetrics {
                 "Comparisons of the hashes in an engine's events with those of predictions that had a new result",
                 hash_rules,
             ),
+            left_out: registry.register(
+                "moongate_kv_events_left_out_blocks_total",
+                "Stored blocks that are not indexed, of engines whose blocks are indexed by the tokens in their events: more than 1,048,576 per rank (`over_capacity`), or blocks that depend on more than tokens or follow unknown ones (`unknown_content`)",
+                left_out,
+            ),
+        }
+    }
+
+    /// Stored blocks were not indexed.
+    pub(crate) fn record_left_out(&self, blocks: LeftOutBlocks) {
+        for (reason, blocks) in [(OVER_CAPACITY, blocks.over_capacity), (UNKNOWN_CONTENT, blocks.unknown)] {
+            if blocks > 0 {
+                self.left_out.get_or_create(&LeftOutLabel { reason }).inc_by(blocks);
+            }
         }
     }
 

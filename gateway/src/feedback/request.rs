@@ -168,10 +168,19 @@ impl RequestRecorder {
                 reported.and_then(|usage| Some((usage.prompt_tokens, usage.cached_tokens?))),
             );
         }
-        if let Some(mut usage) = usage {
+        let usage = usage.map(|mut usage| {
             // Decode counts the whole KV cache that it received as cached; the prefill reports which tokens were not computed.
             let reported = prefill.and_then(|prefill| prefill.cached_tokens);
             usage.cached_tokens = reported.or(usage.cached_tokens);
+            usage
+        });
+        let checkpoints = self.expected_hits.as_ref().and_then(|(expected, _)| expected.checkpoints.as_ref());
+        if let Some(checkpoints) = checkpoints {
+            let (response, found) =
+                (usage.map(|usage| usage.completion_tokens), usage.and_then(|usage| usage.cached_tokens));
+            checkpoints.learn(response, found);
+        }
+        if let Some(usage) = usage {
             self.metrics.record_tokens(
                 usage.prompt_tokens,
                 usage.cached_tokens.unwrap_or(0),

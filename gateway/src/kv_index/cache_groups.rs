@@ -7,7 +7,7 @@ use mooncake_wire::events::{AttentionKind, BlockStored};
 use moongate_scheduler::index::{CacheGroup, GroupReuse};
 
 /// The group of checkpoints: the last block of each reusable prefix. Engines that have it name no groups in their events.
-const CHECKPOINTS: u32 = 1;
+pub(super) const CHECKPOINTS: u32 = 1;
 
 /// More groups than any model has; further ones are ignored.
 const MAX_GROUPS: u32 = 64;

@@ -16,8 +16,36 @@ const MAX_BLOCKS: usize = 1 << 20;
 const MAX_GROUPS: u32 = 32;
 
 /// The blocks that one rank of an engine has, by the engine's own hashes.
-#[derive(Debug, Default)]
-pub(crate) struct RehashedBlocks(Mutex<HashMap<u64, RehashedBlock>>);
+#[derive(Debug)]
+pub(crate) struct RehashedBlocks {
+    blocks: Mutex<HashMap<u64, RehashedBlock>>,
+    max_blocks: usize,
+}
+
+/// Stored blocks that were hashed again.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct RehashedEvent {
+    /// Hashes by the rule of predictions.
+    pub(crate) hashes: Vec<u64>,
+    /// The other blocks, which are not indexed.
+    pub(crate) left_out: LeftOutBlocks,
+}
+
+/// Numbers of stored blocks that are not indexed, by reason.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct LeftOutBlocks {
+    /// The rank has too many.
+    pub(crate) over_capacity: u64,
+    /// They depend on more than tokens, or blocks before them are unknown.
+    pub(crate) unknown: u64,
+}
+
+impl LeftOutBlocks {
+    pub(crate) fn add(&mut self, other: Self) {
+        self.over_capacity += other.over_capacity;
+        self.unknown += other.unknown;
+    }
+}
 
 #[derive(Debug)]
 struct RehashedBlock {
@@ -58,14 +86,20 @@ fn tier_bit(tier: EngineCacheTier) -> u32 {
     }
 }
 
+impl Default for RehashedBlocks {
+    fn default() -> Self {
+        Self { blocks: Mutex::default(), max_blocks: MAX_BLOCKS }
+    }
+}
+
 impl RehashedBlocks {
     /// Hashes the blocks of an event again. Blocks that depend on more than tokens, or whose parent is unknown, are left out.
     pub(crate) fn learn(&self, keyspace: &BlockKeyspace, stored: &BlockStored<'_>) {
-        let mut blocks = self.0.lock();
+        let mut blocks = self.blocks.lock();
         let parent = stored.parent.map(|parent| blocks.get(&parent.low64()).map(|known| known.block));
         if let Some(hashed) = parent_blocks(parent).and_then(|parent| rehash(keyspace, stored, &parent)) {
             for (hash, block) in stored.hashes.iter().zip(hashed) {
-                if blocks.len() < MAX_BLOCKS {
+                if blocks.len() < self.max_blocks {
                     blocks.entry(hash.low64()).or_insert(RehashedBlock { block, places: BlockPlaces::NONE });
                 }
             }
@@ -73,21 +107,28 @@ impl RehashedBlocks {
     }
 
     /// Hashes of the stored blocks by the rule of predictions, as far as they are known.
-    pub(crate) fn stored(&self, hashes: BlockHashes<'_>, group: u32, tier: EngineCacheTier) -> Vec<u64> {
-        let Some(place) = BlockPlaces::one(group, tier) else { return Vec::new() };
-        let mut blocks = self.0.lock();
-        let own = hashes.iter().filter_map(|hash| {
-            let known = blocks.get_mut(&hash.low64())?;
-            known.places = known.places.with(place);
-            Some(known.block.event_hash)
-        });
-        own.collect()
+    pub(crate) fn stored(&self, hashes: BlockHashes<'_>, group: u32, tier: EngineCacheTier) -> RehashedEvent {
+        let Some(place) = BlockPlaces::one(group, tier) else { return RehashedEvent::default() };
+        let mut event = RehashedEvent::default();
+        let mut blocks = self.blocks.lock();
+        let is_full = blocks.len() >= self.max_blocks;
+        for hash in hashes.iter() {
+            match blocks.get_mut(&hash.low64()) {
+                Some(known) => {
+                    known.places = known.places.with(place);
+                    event.hashes.push(known.block.event_hash);
+                }
+                None if is_full => event.left_out.over_capacity += 1,
+                None => event.left_out.unknown += 1,
+            }
+        }
+        event
     }
 
     /// Hashes of the removed blocks by the rule of predictions.
     pub(crate) fn removed(&self, hashes: BlockHashes<'_>, group: u32, tier: EngineCacheTier) -> Vec<u64> {
         let Some(place) = BlockPlaces::one(group, tier) else { return Vec::new() };
-        let mut blocks = self.0.lock();
+        let mut blocks = self.blocks.lock();
         let own = hashes.iter().filter_map(|hash| {
             let known = blocks.get_mut(&hash.low64())?;
             let own = known.block.event_hash;
@@ -103,7 +144,7 @@ impl RehashedBlocks {
     /// Removes all blocks of a tier.
     pub(crate) fn clear(&self, tier: EngineCacheTier) {
         let places = BlockPlaces::all_of(tier);
-        self.0.lock().retain(|_, known| {
+        self.blocks.lock().retain(|_, known| {
             known.places = known.places.without(places);
             known.places != BlockPlaces::NONE
         });
@@ -156,5 +197,58 @@ fn salt<'a>(stored: &BlockStored<'a>) -> Option<&'a str> {
     match (first.next(), first.next()) {
         (Some(ExtraKey::Text(salt)), None) => Some(salt),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mooncake_wire::events::{
+        BlockHash, EngineEvent, EngineEventBatch, EngineEventFormat, OutgoingBlocks, OutgoingEngineEvent,
+        StorageMedium, encode_engine_batch,
+    };
+    use moongate_discovery::{EngineBlockHashing, EngineFacts, EngineKind};
+
+    use super::*;
+
+    /// Stores blocks of two tokens with these hashes.
+    fn store(known: &RehashedBlocks, parent: Option<i64>, hashes: &[i64]) -> RehashedEvent {
+        let facts = EngineFacts {
+            models: vec!["m".to_owned()],
+            page_size: Some(2),
+            hashing: Some(EngineBlockHashing::Opaque { name: "xxhash".to_owned() }),
+            ..EngineFacts::unreported(EngineKind::Vllm)
+        };
+        let keyspace = BlockKeyspace::from_facts(&facts).unwrap();
+        let hash = |hash: &i64| BlockHash::Int(hash.cast_unsigned());
+        let (parent, hashes) = (parent.as_ref().map(hash), hashes.iter().map(hash).collect::<Vec<_>>());
+        let tokens: Vec<u32> = (0..2).cycle().take(2 * hashes.len()).collect();
+        let event = OutgoingEngineEvent::Stored(OutgoingBlocks {
+            hashes: &hashes,
+            parent,
+            tokens: &tokens,
+            block_size: 2,
+            medium: StorageMedium::Gpu,
+            cache_salt: None,
+            extra_keys: None,
+        });
+        let mut payload = Vec::new();
+        encode_engine_batch(EngineEventFormat::Vllm, 0.0, &[event], 0, &mut payload);
+        let batch = EngineEventBatch::decode(&payload).unwrap();
+        let Some(Ok(EngineEvent::Stored(stored))) = batch.events().next() else { panic!() };
+        known.learn(&keyspace, &stored);
+        known.stored(stored.hashes, 0, EngineCacheTier::L1)
+    }
+
+    #[test]
+    fn blocks_that_are_left_out_are_counted_by_reason() {
+        let known = RehashedBlocks { max_blocks: 4, ..RehashedBlocks::default() };
+        let counts =
+            |event: RehashedEvent| (event.hashes.len(), event.left_out.over_capacity, event.left_out.unknown);
+        assert_eq!(counts(store(&known, None, &[11, 12])), (2, 0, 0));
+        assert_eq!(counts(store(&known, Some(99), &[21])), (0, 0, 1), "an unknown parent");
+        assert_eq!(counts(store(&known, Some(12), &[13, 14, 15])), (2, 1, 0));
+        assert_eq!(counts(store(&known, Some(14), &[16])), (0, 1, 0));
+        known.clear(EngineCacheTier::L1);
+        assert_eq!(counts(store(&known, None, &[11])), (1, 0, 0));
     }
 }

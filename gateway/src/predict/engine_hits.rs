@@ -13,6 +13,8 @@ pub(super) struct EngineHitsInGroup {
     pub(super) hits: TierHits,
     /// Cached tokens of a last block that the engine computes again.
     pub(super) dropped_tokens: u32,
+    /// Tokens in the engine's own blocks of layers with full attention.
+    pub(super) full_tokens: u32,
     /// Whether LMCache has more of the prompt than the engine's own blocks.
     pub(super) in_chunks: bool,
     /// Position of the engine's group among those with a prediction.
@@ -65,11 +67,12 @@ impl EngineHitsInGroup {
 
     /// Adds the hits of another prompt of a batch.
     pub(super) fn add_prompt(&mut self, added: Self) {
-        let Self { hits, dropped_tokens, in_chunks, group } = self;
+        let Self { hits, dropped_tokens, full_tokens, in_chunks, group } = self;
         hits.l1_tokens = hits.l1_tokens.saturating_add(added.hits.l1_tokens);
         hits.l2_tokens = hits.l2_tokens.saturating_add(added.hits.l2_tokens);
         hits.l3_tokens = hits.l3_tokens.saturating_add(added.hits.l3_tokens);
         *dropped_tokens = dropped_tokens.saturating_add(added.dropped_tokens);
+        *full_tokens = full_tokens.saturating_add(added.full_tokens);
         *in_chunks |= added.in_chunks;
         *group = added.group;
     }

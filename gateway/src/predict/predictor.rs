@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use moongate_discovery::{EngineBlockHashing, EngineRole, PrefixCheckpoints};
 use moongate_scheduler::index::{EngineSlot, IndexLookup};
 use moongate_scheduler::{CacheHitPrediction, InstanceIndex, TierHits};
 use moongate_tokenize::PromptError;
@@ -20,8 +21,7 @@ use super::tokenize::EngineTokenizer;
 use crate::feedback::{ExpectedHits, PredictedEngine, StoredPrompt, TokenSource};
 use crate::fleet::EngineGroup;
 use crate::fleet::{FleetMember, FleetSnapshot};
-use crate::kv_index::BlockExtraKeys;
-use crate::kv_index::KvIndex;
+use crate::kv_index::{BlockExtraKeys, CachedPrefix, KvIndex, LastBlockKeys, PromptCheckpoints};
 use crate::memory::MemoryBudget;
 use crate::request_body::MediaParts;
 
@@ -57,6 +57,8 @@ pub(crate) struct PromptPrediction {
     block_sites: Vec<StoredBlockSites>,
     /// By group: the prompt's blocks as objects of the store.
     stored: Vec<Option<StoredBlocks>>,
+    /// By group: the last blocks of the prompt; `None` if they say nothing about what is kept of it.
+    last_blocks: Vec<Option<LastBlockKeys>>,
     /// Keys of the prompt's blocks in the first group.
     pages: Arc<[u64]>,
     /// Size of these blocks in tokens.
@@ -171,11 +173,18 @@ impl CacheHitPredictor {
                 for prompt in prompts {
                     self.add_hits(group, position, prompt, &mut lookups, &mut predicted);
                 }
+                predicted.last_blocks.push(None);
                 predicted.stored.push(None);
                 predicted.block_sites.push(StoredBlockSites::default());
                 continue;
             };
-            let HashedPrompt { engine_blocks, store_blocks, .. } = prompt;
+            let HashedPrompt { engine_blocks, store_blocks, reusable_tokens, .. } = prompt;
+            // A request for log probabilities reuses less of its prompt than the next one can.
+            let is_unlimited = !is_incomplete && *reusable_tokens + 1 == input_tokens as usize;
+            predicted.last_blocks.push(is_unlimited.then(|| {
+                let blocks = engine_blocks.blocks.blocks();
+                LastBlockKeys::of(blocks, engine_blocks.keys.len(), &group.keyspace)
+            }));
             if position == 0 {
                 predicted.pages = engine_blocks.keys.as_slice().into();
                 predicted.page_tokens = group.keyspace.page_tokens();
@@ -219,6 +228,7 @@ impl CacheHitPredictor {
             HybridHits::new(&self.index, &group.keyspace, &engine_blocks.blocks, reusable_tokens);
         for engine in &group.engines {
             let mut blocks = lookups.engines.engine(engine.slot);
+            let full_blocks = blocks.local;
             let cache_groups = engine.groups.of_hybrid();
             if !cache_groups.is_empty() {
                 blocks = hybrid.of(engine.slot, &cache_groups);
@@ -229,6 +239,7 @@ impl CacheHitPredictor {
             }
             let page_tokens = group.keyspace.page_tokens();
             let mut added = EngineHitsInGroup::of_blocks(engine, blocks, page_tokens, position);
+            added.full_tokens = full_blocks.saturating_mul(page_tokens);
             if cache_groups.is_empty() {
                 added.add_chunks(&self.index, engine, chunks, reusable_tokens, &mut lookups.chunks);
                 added.drop_last_block(engine, page_tokens);
@@ -347,7 +358,8 @@ impl PromptPrediction {
         if self.is_batch || self.is_incomplete {
             return None;
         }
-        let EngineHitsInGroup { hits, dropped_tokens, in_chunks, .. } = self.of(member);
+        let hits_in_group = self.of(member);
+        let EngineHitsInGroup { hits, dropped_tokens, in_chunks, .. } = hits_in_group;
         let rank = (member.rank_count() > 1).then_some(member.rank);
         let speculates = member.facts().is_some_and(|facts| facts.speculates);
         let block_tokens = member.keyspace.as_ref().map_or(0, |keyspace| keyspace.page_tokens());
@@ -355,7 +367,35 @@ impl PromptPrediction {
             .slot()
             .map(|slot| PredictedEngine::new(member.name.clone(), slot, rank, speculates, block_tokens));
         let input_tokens = self.input_tokens;
-        Some(ExpectedHits { hits, input_tokens, dropped_tokens, in_chunks, engine, pending_tokens: 0 })
+        let checkpoints = self.checkpoints(member, hits_in_group);
+        let pending_tokens = 0;
+        Some(ExpectedHits {
+            hits,
+            input_tokens,
+            dropped_tokens,
+            in_chunks,
+            engine,
+            checkpoints,
+            pending_tokens,
+        })
+    }
+
+    /// Where the prompt can be reused when its request has ended, for an engine whose events do not say it.
+    fn checkpoints(&self, member: &FleetMember, hits: EngineHitsInGroup) -> Option<PromptCheckpoints> {
+        let facts = member.facts()?;
+        // What an engine that speculates keeps is not verified.
+        let has_pairs = matches!(facts.hashing, Some(EngineBlockHashing::Sglang { bigrams: true, .. }));
+        let has_windows = facts.checkpoints == Some(PrefixCheckpoints::RequestEndsAndBranches) && !has_pairs;
+        let keys = (*self.last_blocks.get(hits.group)?)?;
+        let block_tokens = member.keyspace.as_ref()?.page_tokens();
+        let cached = CachedPrefix {
+            full: hits.full_tokens,
+            reusable: hits.hits.total(),
+            limit: self.input_tokens.saturating_sub(1),
+        };
+        let is_prefill = member.instance.role == EngineRole::Prefill;
+        let checkpoints = PromptCheckpoints::new(member.slot()?, keys, cached, block_tokens, is_prefill);
+        has_windows.then_some(checkpoints)
     }
 
     /// The prompt's objects in the store of the engine that computes it; `None` without a store.

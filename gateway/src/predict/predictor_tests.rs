@@ -74,9 +74,19 @@ impl OneEngine {
 
     /// An engine at this URL, which is queried for tokens.
     pub(super) fn at(engine: EngineKind, url: Option<String>) -> Self {
-        let index = KvIndex::new(1000);
         let limit = if url.is_some() { Duration::from_secs(5) } else { Duration::ZERO };
-        let fleet = test_fleet::snapshot(vec![instance(engine, url)], &FleetSnapshot::default(), &index);
+        Self::of(instance(engine, url), 1000, limit)
+    }
+
+    /// An engine with these facts, and a large index.
+    pub(super) fn with_facts(facts: EngineFacts) -> Self {
+        Self::of(test_fleet::with_facts("e", EngineRole::Plain, facts), 100_000, Duration::ZERO)
+    }
+
+    /// An engine, with an index of this many blocks and a limit for queries.
+    fn of(instance: Arc<EngineInstance>, max_blocks: usize, limit: Duration) -> Self {
+        let index = KvIndex::new(max_blocks);
+        let fleet = test_fleet::snapshot(vec![instance], &FleetSnapshot::default(), &index);
         let tokenize = GatewayMetrics::new(None).tokenize;
         let memory = MemoryBudget::new("--prompt-memory", 1 << 20);
         let (media, queries) = MediaTokenCache::new(1 << 20, memory.clone(), tokenize.clone());
@@ -122,9 +132,17 @@ impl OneEngine {
     }
 
     pub(super) async fn predict(&self, body: &Value) -> Result<PromptPrediction, PredictionError> {
+        self.predict_for(ModelIndex(0), body).await
+    }
+
+    pub(super) async fn predict_for(
+        &self,
+        model: ModelIndex,
+        body: &Value,
+    ) -> Result<PromptPrediction, PredictionError> {
         let (api, body) = (Self::api(body), Bytes::from(body.to_string()));
         let fields = RoutingFields::read(api, &body).unwrap();
-        let prompt = RequestPrompt { api, model: ModelIndex(0), fields: &fields, body: &body };
+        let prompt = RequestPrompt { api, model, fields: &fields, body: &body };
         self.predictor.predict(&self.fleet, prompt).await
     }
 

@@ -15,7 +15,7 @@ from lmcache_mode import LMCACHE_CHECKS
 from pairs import DECODE, GATEWAY_PORT, HOST, PREFILL
 from prompts import COMPLETIONS, Prompt, completion, ids
 from talk import Metrics, Stream, post
-from sglang_hybrid_checks import HYBRID_CHECKS
+from sglang_hybrid_checks import RECURRENT_CHECKS, SLIDING_CHECKS
 from sglang_namespace_checks import ADAPTER_CHECKS, extra_keys_with_marks, extra_keys_without_marks
 from sglang_rank_checks import SGLANG_RANK_CHECKS
 from variants import ADAPTERS
@@ -140,6 +140,6 @@ VARIANT_CHECKS = {
     "sglang-dp": SGLANG_RANK_CHECKS,
     "sglang-lora": [*ADAPTER_CHECKS, extra_keys_without_marks, _ORDINARY["mixed_prompts"], _ORDINARY["a_late_gateway"]],
     "sglang-dynamo": [*ADAPTER_CHECKS, extra_keys_with_marks, _ORDINARY["mixed_prompts"], _ORDINARY["a_late_gateway"]],
-    "sglang-swa": HYBRID_CHECKS,
-    "sglang-recurrent": HYBRID_CHECKS,
+    "sglang-swa": SLIDING_CHECKS,
+    "sglang-recurrent": RECURRENT_CHECKS,
 }

@@ -10,8 +10,11 @@ use moongate_discovery::PrefixCheckpoints;
 use moongate_scheduler::index::{BlockHashNamespace, EngineCacheTier};
 
 use crate::kv_index::{
-    BlockKeyspace, ChunkHashRule, ChunkRuleStatus, EngineSlotGuard, HashRuleStatus, RankSlots,
+    BlockKeyspace, ChunkHashRule, ChunkRuleStatus, EngineSlotGuard, HashRuleStatus, LeftOutBlocks, RankSlots,
 };
+
+/// Tokens in the smallest sliding window of the models for which SGLang keeps a cache of windows: its size is not reported.
+const SMALLEST_WINDOW: u32 = 128;
 
 /// Blocks that are looked up before any is changed.
 const BLOCK_BATCH: usize = 64;
@@ -38,6 +41,8 @@ pub(crate) struct EngineEventApplier {
 pub(crate) struct AppliedEvents {
     /// Events that could not be decoded.
     pub(crate) undecodable: u64,
+    /// Stored blocks whose hashes follow another rule, and that could not be hashed again.
+    pub(crate) left_out: LeftOutBlocks,
     /// What is now known of the engine's hashes, if that has changed.
     pub(crate) hash_rule: Option<HashRuleStatus>,
     /// What is now known of the chunks of its LMCache, if that has changed.
@@ -155,8 +160,9 @@ impl RankTarget<'_> {
         if let (Some(group), Some(tier)) = (self.slot.groups().learn(stored), tier(stored.medium)) {
             let namespace = self.keyspace.namespace().in_group(group);
             if self.slot.hash_rule().is_different() {
-                let hashes = self.slot.rehashed().stored(stored.hashes, group, tier);
-                self.apply_keys(namespace, tier, hashes.into_iter(), true);
+                let rehashed = self.slot.rehashed().stored(stored.hashes, group, tier);
+                applied.left_out.add(rehashed.left_out);
+                self.apply_keys(namespace, tier, rehashed.hashes.into_iter(), true);
             } else {
                 self.apply_keys(namespace, tier, low_bits(stored.hashes), true);
             }
@@ -210,8 +216,8 @@ impl RankTarget<'_> {
         }
     }
 
-    /// Adds the checkpoints that the blocks of a request imply: their last one, and the one at which the request branched off. Of the
-    /// others it is not known whether what following tokens attend to is still cached.
+    /// Adds the checkpoints that the blocks of a request imply: their last one, the one at which the request branched off, and all
+    /// blocks if every window is larger. Of others it is not known whether what following tokens attend to is still cached.
     fn add_checkpoints(&self, kind: PrefixCheckpoints, stored: &BlockStored<'_>) {
         if tier(stored.medium) != Some(EngineCacheTier::L1) {
             return;
@@ -219,8 +225,12 @@ impl RankTarget<'_> {
         let (index, slot) = (self.slot.index(), self.slot.slot());
         let group = self.slot.groups().learn_checkpoints(self.keyspace.page_tokens());
         let namespace = self.keyspace.namespace().in_group(group);
-        let branch = stored.parent.filter(|_| kind == PrefixCheckpoints::RequestEndsAndBranches);
-        let ends = branch.into_iter().chain(stored.hashes.iter().last());
+        let has_windows = kind == PrefixCheckpoints::RequestEndsAndBranches;
+        let branch = stored.parent.filter(|_| has_windows);
+        let max_in_window = SMALLEST_WINDOW / stored.block_size.max(1);
+        let are_in_window = has_windows && stored.hashes.len() <= max_in_window as usize;
+        let before_end = if are_in_window { 0 } else { stored.hashes.len().saturating_sub(1) };
+        let ends = branch.into_iter().chain(stored.hashes.iter().skip(before_end));
         let keys: Vec<u64> = ends.map(|hash| namespace.key(hash.low64())).collect();
         index.update_blocks(&keys, |index, keys| index.add_engine_blocks(slot, EngineCacheTier::L1, keys));
     }

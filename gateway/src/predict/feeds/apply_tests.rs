@@ -115,30 +115,30 @@ fn each_rank_stores_evicts_and_clears_its_own_blocks() {
 }
 
 #[test]
-fn checkpoints_are_the_ends_of_stored_runs_until_their_eviction() {
+fn checkpoints_are_in_the_last_window_until_their_eviction() {
     let engine = TestEngine::new(1);
     let mut applier =
         engine.applier(0, 0).unwrap().with_checkpoints(Some(PrefixCheckpoints::RequestEndsAndBranches));
     let checkpoints = || {
         let namespace = engine.keyspace.namespace().in_group(1);
-        let keys: Vec<u64> = (1..=5).map(|hash| namespace.key(hash)).collect();
+        let keys: Vec<u64> = (1..=9).map(|hash| namespace.key(hash)).collect();
         let holders = engine.index.holders(&keys);
-        (0..5).map(|block| holders.has(engine.slots[0].slot(), block)).collect::<Vec<bool>>()
+        (1..=9).filter(|hash| holders.has(engine.slots[0].slot(), hash - 1)).collect::<Vec<usize>>()
     };
-    let [first, last] = [[1, 2, 3].map(BlockHash::Int), [2, 4, 5].map(BlockHash::Int)];
-    applier.apply(&batch(0, stored(&first))).unwrap();
-    assert_eq!(checkpoints(), [false, false, true, false, false]);
+    let hashes = [1, 2, 3, 4, 5, 6, 7, 8, 9].map(BlockHash::Int);
+    applier.apply(&batch(0, stored(&hashes[..5]))).unwrap();
+    assert_eq!(checkpoints(), [5]);
     assert_eq!(engine.slots[0].groups().of_hybrid().len(), 2);
-    // Another request branches off after the second block.
-    let OutgoingEngineEvent::Stored(blocks) = stored(&last[1..]) else { panic!() };
-    let branch = OutgoingBlocks { parent: Some(last[0]), ..blocks };
+    // Another request branches off after the second block, with no more blocks than every window has.
+    let OutgoingEngineEvent::Stored(blocks) = stored(&hashes[5..]) else { panic!() };
+    let branch = OutgoingBlocks { parent: Some(hashes[1]), ..blocks };
     applier.apply(&batch(0, OutgoingEngineEvent::Stored(branch))).unwrap();
-    assert_eq!(checkpoints(), [false, true, true, false, true]);
-    let evicted = OutgoingEngineEvent::Removed { hashes: &first[2..], medium: StorageMedium::Gpu };
+    assert_eq!(checkpoints(), [2, 5, 6, 7, 8, 9]);
+    let evicted = OutgoingEngineEvent::Removed { hashes: &hashes[4..6], medium: StorageMedium::Gpu };
     applier.apply(&batch(0, evicted)).unwrap();
-    assert_eq!(checkpoints(), [false, true, false, false, true]);
+    assert_eq!(checkpoints(), [2, 7, 8, 9]);
     applier.apply(&batch(0, OutgoingEngineEvent::Cleared)).unwrap();
-    assert_eq!(checkpoints(), [false; 5]);
+    assert!(checkpoints().is_empty());
     assert_eq!(engine.hits(&[1, 2]), [0]);
 }
 

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use super::apply::{AppliedEvents, EngineEventApplier};
 use crate::feedback::EventFeedMetrics;
-use crate::kv_index::{ChunkRuleStatus, HashRuleStatus};
+use crate::kv_index::{ChunkRuleStatus, HashRuleStatus, LeftOutBlocks};
 
 /// Time limit for the next message of a replay.
 const REPLAY_STEP_TIMEOUT: Duration = Duration::from_secs(2);
@@ -50,6 +50,8 @@ pub(super) struct EngineFeed {
     peers: i64,
     /// After a new connection, a smaller sequence number means that the engine has restarted.
     newly_connected: bool,
+    /// Whether it was reported that the engine has too many blocks.
+    is_over_capacity: bool,
 }
 
 impl EngineFeed {
@@ -59,7 +61,16 @@ impl EngineFeed {
         applier: EngineEventApplier,
         metrics: Arc<EventFeedMetrics>,
     ) -> Self {
-        Self { name, source, applier, metrics, next_sequence: 0, peers: 0, newly_connected: true }
+        Self {
+            name,
+            source,
+            applier,
+            metrics,
+            next_sequence: 0,
+            peers: 0,
+            newly_connected: true,
+            is_over_capacity: false,
+        }
     }
 
     pub(super) async fn run(mut self) {
@@ -142,9 +153,10 @@ impl EngineFeed {
         }
         self.next_sequence = sequence + 1;
         match self.applier.apply(payload) {
-            Ok(AppliedEvents { undecodable, hash_rule, chunk_rule }) => {
+            Ok(AppliedEvents { undecodable, left_out, hash_rule, chunk_rule }) => {
                 self.metrics.applied.inc();
                 self.metrics.undecodable.inc_by(undecodable);
+                self.report_left_out(left_out);
                 if let Some(status) = hash_rule {
                     self.report_hash_rule(&status);
                 }
@@ -156,6 +168,17 @@ impl EngineFeed {
                 self.metrics.undecodable.inc();
                 tracing::debug!(engine = self.name, %error, "KV events: cannot decode a message");
             }
+        }
+    }
+
+    fn report_left_out(&mut self, left_out: LeftOutBlocks) {
+        self.metrics.record_left_out(left_out);
+        if left_out.over_capacity > 0 && !std::mem::replace(&mut self.is_over_capacity, true) {
+            tracing::warn!(
+                engine = self.name,
+                "KV events: the engine has more blocks than can be indexed by their tokens, so some hits are not predicted; declare \
+                 the rule of its hashes (`hash_algorithm` and `hash_seed`) if it can be"
+            );
         }
     }
 

@@ -1,6 +1,7 @@
 //! Requests with one new prefix that arrive together.
 
 use super::*;
+use crate::fleet::NextPass;
 
 #[test]
 fn burst_with_one_prefix_waits_if_passes_are_long() {
@@ -50,4 +51,25 @@ fn requests_without_a_common_prefix_are_spread() {
     }
     sim.sent(0.0).into_iter().for_each(|(_, engine)| by_engine[engine] += 1);
     assert!(by_engine.iter().all(|count| (2..=4).contains(count)), "{by_engine:?}");
+}
+
+#[test]
+fn a_shared_pass_costs_a_fifth_of_what_is_not_cached() {
+    let mut fixture = PolicyFixture::new(1);
+    let mut policy = PredictivePolicy::new(&settings());
+    fixture.loads[0].service = PrefillTimeModel { c0: 0.5, a: 1e-4, b: 0.0, speed: 1.0 };
+    let engine = InstanceIndex::all().next().unwrap();
+    let mut price = |next_pass, cached| {
+        fixture.loads[0].next_pass = next_pass;
+        fixture.set_cached(0, cached, 0, 0);
+        let priced = policy.cost_on(&fixture.input(), engine, cached).unwrap();
+        (priced.estimate.shares_pass, priced.terms.congestion)
+    };
+    let shared = NextPass { room: 10_000, work: 0.5 };
+    // A fifth of the pass's half second, for a prompt of 1,000 tokens.
+    for (cached, expected) in [(0, 0.1), (500, 0.05), (900, 0.01)] {
+        let (shares_pass, paid) = price(shared, cached);
+        assert!(shares_pass && (paid - expected).abs() < 1e-9, "{cached} cached: {paid}");
+    }
+    assert_eq!(price(NextPass::default(), 0), (false, 0.0), "a pass of its own");
 }
