@@ -237,6 +237,8 @@ pub struct EngineFacts {
     pub adapters: Vec<LoraAdapterFacts>,
     /// Whether a vLLM decodes speculatively. The method is not reported.
     pub speculates: bool,
+    /// Whether the engines of a pair can serve Anthropic's Messages: older SGLangs do not take a pair's members there.
+    pub pairs_serve_messages: bool,
 }
 
 impl EngineFacts {
@@ -261,6 +263,7 @@ impl EngineFacts {
             checkpoints: None,
             adapters: Vec::new(),
             speculates: false,
+            pairs_serve_messages: engine == EngineKind::Vllm,
         }
     }
 }

@@ -124,9 +124,11 @@ impl RoutedRequest {
     }
 }
 
-/// Whether an engine needs a request of this API as a chat: SGLang's pairs cannot exchange the KV caches of Messages.
+/// Whether an engine needs a request of this API as a chat: older SGLangs do not take a pair's members in Messages.
 pub(crate) fn needs_translation(api: InferenceApi, engine: &FleetMember) -> bool {
-    api == InferenceApi::Messages && engine.is_sglang() && engine.instance.role != EngineRole::Plain
+    api == InferenceApi::Messages
+        && engine.instance.role != EngineRole::Plain
+        && engine.facts().is_some_and(|facts| !facts.pairs_serve_messages)
 }
 
 /// 128 random bits as a UUID.

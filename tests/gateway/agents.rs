@@ -66,6 +66,33 @@ async fn pairs_answer_as_one_engine() {
     }
 }
 
+/// SGLang before 0.5.23: its pairs have no Messages, so they get chats.
+fn old_sglang() -> TestFleetBuilder {
+    TestFleetBuilder::sglang()
+        .tune(|options| SimEngineOptions { reported_version: Some("0.5.20".to_owned()), ..options.fast() })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_are_translated_for_old_pairs() {
+    let (old, new) = (old_sglang().pairs(1).start().await, TestFleetBuilder::sglang().pairs(1).start().await);
+    for stream in [false, true] {
+        let translated = text(&old, ClientApi::Messages, stream).await;
+        assert_eq!(translated, text(&new, ClientApi::Messages, stream).await, "stream {stream}");
+        for engine in old.engines.all() {
+            assert_eq!(TestFleet::last_request(engine).target, "/v1/chat/completions");
+            assert_eq!(engine.stats().prompt_mismatches, 0);
+        }
+        assert_eq!(TestFleet::last_request(&new.engines.decodes[0]).target, "/v1/messages");
+    }
+    // A block that a chat cannot express.
+    let document = json!({"type": "document", "source": {"type": "url", "url": "https://host/a.pdf"}});
+    let mut body = ClientApi::Messages.body(&old.model(), false, 8);
+    body["messages"] = json!([{"role": "user", "content": [document]}]);
+    let (status, error) = exchange(&old, "/v1/messages", &body).await;
+    assert_eq!(status, 400, "{error}");
+    assert!(error.contains("messages[0].content[0]"), "{error}");
+}
+
 /// A conversation of two turns, of which the second names the first response.
 async fn continue_response(fleet: &TestFleet) -> (Value, u16, String) {
     let model = fleet.model();
@@ -139,18 +166,11 @@ async fn without_a_store_responses_continue_where_they_were_made() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn errors_are_those_of_the_clients_api() {
     let fleet = TestFleetBuilder::sglang().pairs(1).start().await;
-    let mut body = ClientApi::Messages.body("nobody", false, 8);
+    let body = ClientApi::Messages.body("nobody", false, 8);
     let (status, error) = exchange(&fleet, "/v1/messages", &body).await;
     let error: Value = serde_json::from_str(&error).unwrap();
     assert_eq!((status, &error["type"]), (404, &json!("error")));
     assert_eq!(error["error"]["type"], "not_found_error");
-    // A block that a chat cannot express.
-    let document = json!({"type": "document", "source": {"type": "url", "url": "https://host/a.pdf"}});
-    body["model"] = fleet.model().into();
-    body["messages"] = json!([{"role": "user", "content": [document]}]);
-    let (status, error) = exchange(&fleet, "/v1/messages", &body).await;
-    assert_eq!(status, 400, "{error}");
-    assert!(error.contains("messages[0].content[0]"), "{error}");
     let (status, error) = exchange(&fleet, "/v1/responses", &json!({"model": fleet.model()})).await;
     assert_eq!(status, 400);
     assert_eq!(serde_json::from_str::<Value>(&error).unwrap()["error"]["param"], "input");

@@ -3,12 +3,15 @@
 use super::http::{ProbeError, ProbeSession};
 use super::report::ProbeVerdict;
 use super::responses::SglangServerInfo;
+use super::version::release;
 use super::{adapters, bootstrap, bootstrap_url, events, hashing, models, not_ready, role_mismatch, store};
 use crate::kv_cache::MAX_RANKS;
 use crate::kv_transfer::{BootstrapAddress, KvTransferMethod};
 use crate::listing::ListedInstance;
 use crate::topology::{EngineFacts, EngineKind, EngineRole};
 
+/// First known release whose Messages take the members that connect a pair. Development builds are newer.
+const MESSAGES_IN_PAIRS_SINCE: (u32, u32, u32) = (0, 5, 23);
 /// Returns 200 once every rank of the prefill is registered, and 503 before.
 const ROUTE_ALL_RANKS: &str =
     "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1";
@@ -54,6 +57,11 @@ pub(super) async fn probe(
         priority_order: info.priority_order(),
         checkpoints: info.checkpoints(),
         adapters,
+        pairs_serve_messages: info
+            .version
+            .as_deref()
+            .and_then(release)
+            .is_none_or(|release| release >= MESSAGES_IN_PAIRS_SINCE),
         ..EngineFacts::unreported(EngineKind::Sglang)
     };
     if let Some((concluded, fix)) = role_mismatch(listed.role, facts.reported_role) {

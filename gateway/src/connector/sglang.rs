@@ -21,6 +21,8 @@ use crate::upstream::PreparedRequest;
 pub(super) struct SglangConnector<'a> {
     bootstrap: &'a BootstrapAddress,
     rid: Arc<str>,
+    /// The member with the request id; `None` in Messages, which have neither an id nor a priority.
+    id_member: Option<BodyMember>,
     entropy: u64,
 }
 
@@ -37,12 +39,15 @@ impl<'a> SglangConnector<'a> {
         bootstrap: Option<&'a BootstrapAddress>,
     ) -> Result<Self, &'static str> {
         let bootstrap = bootstrap.ok_or("has no bootstrap address")?;
-        let rid = match api {
+        let (id_member, rid) = match api {
             // It becomes the id of the response.
-            InferenceApi::Responses => format!("resp_{}", random_uuid()).into(),
-            _ => random_uuid().into(),
+            InferenceApi::Responses => {
+                (Some(BodyMember::RequestId), format!("resp_{}", random_uuid()).into())
+            }
+            InferenceApi::Messages => (None, random_uuid().into()),
+            _ => (Some(BodyMember::Rid), random_uuid().into()),
         };
-        Ok(Self { bootstrap, rid, entropy: fastrand::u64(..) })
+        Ok(Self { bootstrap, rid, id_member, entropy: fastrand::u64(..) })
     }
 
     fn request(&self, attempt: &ConnectorAttempt<'_>, engine: LegEngine<'_>) -> PreparedRequest {
@@ -57,11 +62,12 @@ impl<'a> SglangConnector<'a> {
             appended.push(',');
             appended.push_str(&rank);
         }
-        let id_member =
-            if routed.api == InferenceApi::Responses { BodyMember::RequestId } else { BodyMember::Rid };
-        let mut members = vec![(id_member, format!("\"{}\"", self.rid))];
-        let priority = engine.priority(attempt.decision);
-        members.extend(priority.map(|priority| (BodyMember::Priority, priority.to_string())));
+        let mut members = Vec::with_capacity(2);
+        if let Some(member) = self.id_member {
+            members.push((member, format!("\"{}\"", self.rid)));
+            let priority = engine.priority(attempt.decision);
+            members.extend(priority.map(|priority| (BodyMember::Priority, priority.to_string())));
+        }
         routed.prepare(with_members(routed, members, appended), Vec::new())
     }
 }
@@ -82,7 +88,7 @@ impl LegConnector for SglangConnector<'_> {
 
     /// SGLang notices a closed connection only at its next check.
     fn abort_id(&self) -> Option<EngineRequestId> {
-        Some(EngineRequestId { rid: self.rid.clone() })
+        self.id_member.map(|_| EngineRequestId { rid: self.rid.clone() })
     }
 }
 

@@ -117,7 +117,9 @@ async fn send_line(gateway: &GatewayContext, line: LineRequest) -> Result<Backen
     let api = match line.endpoint {
         BatchEndpoint::ChatCompletions => InferenceApi::Chat,
         BatchEndpoint::Completions => InferenceApi::Completions,
-        BatchEndpoint::Embeddings | BatchEndpoint::Responses | BatchEndpoint::Messages => InferenceApi::Other,
+        BatchEndpoint::Responses => InferenceApi::Responses,
+        BatchEndpoint::Messages => InferenceApi::Messages,
+        BatchEndpoint::Embeddings => InferenceApi::Other,
     };
     let mut request = Request::new(Body::from(line.body));
     *request.method_mut() = Method::POST;

@@ -274,7 +274,8 @@ fn server_info(engine: &SimEngineState) -> Value {
         "hicache_storage_backend": engine.l3_backend().map(|_| "mooncake"),
         "hicache_storage_prefetch_policy": "wait_complete",
         "speculative_algorithm": null,
-        "enable_cache_report": true, "enable_metrics": true, "version": VERSION,
+        "enable_cache_report": true, "enable_metrics": true,
+        "version": config.reported_version.as_deref().unwrap_or(VERSION),
     });
     if let Some(object) = info.as_object_mut() {
         let state = json!({"page_size": config.page_size, "max_total_num_tokens": config.device_tokens,

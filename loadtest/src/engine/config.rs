@@ -204,6 +204,8 @@ pub struct SimEngineOptions {
     /// Whether responses are stored for retrieval and continuation: vLLM's `VLLM_ENABLE_RESPONSES_API_STORE=1` and
     /// SGLang's `--enable-response-store`, which only plain engines have.
     pub response_store: bool,
+    /// Version that an SGLang engine reports; `None`: that of the API.
+    pub reported_version: Option<String>,
     /// Canned chat completions instead of generated ones.
     pub canned: Option<CannedCompletions>,
 }
@@ -246,6 +248,7 @@ impl SimEngineOptions {
             ready_after: Duration::ZERO,
             kv_events: None,
             response_store: false,
+            reported_version: None,
             canned: None,
         }
     }
