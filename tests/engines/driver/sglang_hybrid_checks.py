@@ -47,7 +47,7 @@ def repeats_after_responses(hits: Hits) -> str:
     lengths: how much SGLang keeps of them depends on it."""
     whole = ids(7300, 1600)
     tally = Tally([hits.ask(completion("1600 ids", whole))[0]])
-    for turn, tokens in enumerate((2, 64, 65, 130, 300)):
+    for turn, tokens in enumerate((2, 64, 130, 200, 300)):
         own = ids(7310 + turn, 600)
         cuts = [1430 - 90 * (3 * turn + branch) for branch in range(3)]
         branches = [whole[:cut] + own[:length] for cut, length in zip(cuts, (12, 160 - cuts[1] % 32, 331))]

@@ -13,7 +13,7 @@ use crate::kv_index::{
     BlockKeyspace, ChunkHashRule, ChunkRuleStatus, EngineSlotGuard, HashRuleStatus, LeftOutBlocks, RankSlots,
 };
 
-/// Tokens in the smallest sliding window of the models for which SGLang keeps a cache of windows: its size is not reported.
+/// Tokens that every sliding window has at least: engines do not report the size.
 const SMALLEST_WINDOW: u32 = 128;
 
 /// Blocks that are looked up before any is changed.
