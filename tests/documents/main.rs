@@ -168,6 +168,7 @@ fn every_error_code_is_described_with_its_status() {
         ApiErrorCode::InvalidApiKey,
         ApiErrorCode::InsufficientPermissions,
         ApiErrorCode::RateLimited,
+        ApiErrorCode::ResponseNotFound,
         ApiErrorCode::NotFound,
         ApiErrorCode::MethodNotAllowed,
         ApiErrorCode::NoEngineAvailable,

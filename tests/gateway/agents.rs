@@ -148,7 +148,8 @@ async fn streamed_responses_are_stored_too() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_store_responses_continue_where_they_were_made() {
     for (name, builder) in pairs() {
-        let stores = |options: SimEngineOptions| SimEngineOptions { response_store: true, ..options.fast() };
+        let response_store = name != "sglang";
+        let stores = move |options: SimEngineOptions| SimEngineOptions { response_store, ..options.fast() };
         let fleet = builder.pairs(2).tune(stores).start().await;
         let (_, status, second) = continue_response(&fleet).await;
         if name == "sglang" {

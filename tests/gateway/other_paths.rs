@@ -76,6 +76,22 @@ fn form(model: Option<&str>) -> String {
     )
 }
 
+/// The error is about `model`, in the format of the path's API: with this code in OpenAI's, and this type in Anthropic's.
+fn assert_error(path: &str, body: &[u8], (code, anthropic_type): (&str, &str)) {
+    if path.starts_with("/v1/messages") {
+        let error: Value = serde_json::from_slice(body).unwrap();
+        assert_eq!(
+            (&error["type"], &error["error"]["type"]),
+            (&json!("error"), &json!(anthropic_type)),
+            "{path}"
+        );
+        assert!(error["error"]["message"].as_str().unwrap().contains("`model`"), "{path}: {error}");
+        return;
+    }
+    let error = openai_error(body);
+    assert_eq!((&error["code"], &error["param"]), (&json!(code), &json!("model")), "{path}");
+}
+
 const FORM: &str = "multipart/form-data; boundary=b0";
 const JSON: &str = "application/json";
 
@@ -103,8 +119,7 @@ async fn requests_reach_an_engine_of_their_model() {
     for (path, content_type, body) in bodies("third") {
         let response = world.post(path, content_type, body).await;
         assert_eq!(response.status(), 404, "{path}");
-        let error = openai_error(&response.bytes().await.unwrap());
-        assert_eq!((&error["code"], &error["param"]), (&json!("model_not_found"), &json!("model")), "{path}");
+        assert_error(path, &response.bytes().await.unwrap(), ("model_not_found", "not_found_error"));
     }
     assert_eq!(world.counts().await, served);
 }
@@ -120,8 +135,7 @@ async fn a_model_must_be_named_once_if_there_are_several() {
     for (path, content_type, body) in cases {
         let response = world.post(path, content_type, body).await;
         assert_eq!(response.status(), 400, "{path}");
-        let error = openai_error(&response.bytes().await.unwrap());
-        assert_eq!((&error["code"], &error["param"]), (&json!("invalid_request"), &json!("model")), "{path}");
+        assert_error(path, &response.bytes().await.unwrap(), ("invalid_request", "invalid_request_error"));
     }
     assert_eq!(world.counts().await, [0, 0]);
     let no_model = world.post("/separate_reasoning", JSON, r#"{"text":"a"}"#.to_owned()).await;
