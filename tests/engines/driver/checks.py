@@ -130,6 +130,46 @@ def chat(context: Context) -> str:
     return f"{len(context.chats)} conversations"
 
 
+@check
+def agents_apis(context: Context) -> str | None:
+    """/v1/responses and /v1/messages, whole and streamed, give the text of a chat, and the prompt is computed by the prefill."""
+    if not context.gateway:
+        return "not with the stand-in"
+    computed = handover.computed_tokens(context.pair)
+    for case in context.chats:
+        system = [message["content"] for message in case["messages"] if message["role"] == "system"]
+        turns = [message for message in case["messages"] if message["role"] != "system"]
+        limit, common = case["max_tokens"], {"model": MODEL, "temperature": 0}
+        response = {**common, "input": turns, "max_output_tokens": limit, **({"instructions": system[0]} if system else {})}
+        message = {**common, "messages": turns, "max_tokens": limit, **({"system": system[0]} if system else {})}
+        whole = post(GATEWAY, "/v1/responses", response).ok()
+        texts = {"response": "".join(part["text"] for item in whole["output"] for part in item.get("content") or [])}
+        whole = post(GATEWAY, "/v1/messages", message).ok()
+        texts["message"] = "".join(block.get("text", "") for block in whole["content"])
+        texts["streamed response"] = "".join(
+            event["delta"] for event in _typed_events("/v1/responses", response, "response.completed", "response.incomplete")
+            if event["type"] == "response.output_text.delta"
+        )
+        texts["streamed message"] = "".join(
+            event["delta"].get("text", "") for event in _typed_events("/v1/messages", message, "message_stop")
+            if event["type"] == "content_block_delta"
+        )
+        for name, text in texts.items():
+            assert text == case["content"], f"{name} {text!r} instead of {case['content']!r}"
+    seen = handover.computed_tokens(context.pair) - computed
+    assert context.pair.connector in (None, "store") or seen == 0, f"decode computed {seen:g} prompt tokens itself"
+    return f"{len(context.chats)} conversations in each of 4 forms; decode computed {seen:g}"
+
+
+def _typed_events(path: str, body: dict, *last: str) -> list[dict]:
+    """The events of a stream whose events have types; it must end with one of `last`."""
+    with Stream(GATEWAY, path, body) as stream:
+        lines = [line[5:] for line in stream.answer if line.startswith(b"data:")]
+    events = [json.loads(line) for line in lines]
+    assert events and events[-1]["type"] in last, f"{path} ended with {events[-1:]}"
+    return events
+
+
 def _check_usage(usage: dict, case: dict) -> None:
     got = usage["prompt_tokens"], usage["completion_tokens"]
     assert got == (case["prompt_tokens"], case["max_tokens"]), usage

@@ -90,6 +90,7 @@ def vllm(
     kv_bytes: int = 128 << 20,
     hash_algorithm: str | None = "sha256_cbor",
     model: str = "tiny-qwen3",
+    context: int = CONTEXT,
 ) -> Server:
     hashing = [] if hash_algorithm is None else ["--prefix-caching-hash-algo", hash_algorithm]
     venv = installed / "vllm"
@@ -100,7 +101,7 @@ def vllm(
         command=[
             *(str(venv / "bin/vllm"), "serve", str(installed / "model" / model)),
             *("--served-model-name", "tiny", "--host", HOST, "--port", str(port)),
-            *("--dtype", "float32", "--enforce-eager", "--max-model-len", str(CONTEXT), "--max-num-seqs", "16"),
+            *("--dtype", "float32", "--enforce-eager", "--max-model-len", str(context), "--max-num-seqs", "16"),
             *(["--block-size", "32"] if model == "tiny-qwen3" else []),
             *("--kv-cache-memory-bytes", str(kv_bytes)),
             *("--enable-prefix-caching", *hashing),

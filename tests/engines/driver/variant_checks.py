@@ -8,6 +8,7 @@ import time
 from queue import Empty, Queue
 from statistics import mean
 
+from agent_checks import AGENT_CHECKS
 from eagle_mode import EAGLE_CHECKS
 from hits import HIT_CHECKS, Hits, Tally
 from images import IMAGE_CHECKS
@@ -136,6 +137,7 @@ VARIANT_CHECKS = {
     "vllm-dp": VLLM_RANK_CHECKS,
     "vllm-lmcache": LMCACHE_CHECKS,
     "vllm-eagle": EAGLE_CHECKS,
+    "vllm-agents": AGENT_CHECKS,
     "vllm-burst": [bursts_with_one_prefix],
     "sglang-dp": SGLANG_RANK_CHECKS,
     "sglang-lora": [*ADAPTER_CHECKS, extra_keys_without_marks, _ORDINARY["mixed_prompts"], _ORDINARY["a_late_gateway"]],

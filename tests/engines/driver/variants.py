@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from agent_checks import vllm_agents
 from eagle_mode import vllm_eagle
 from lmcache_mode import vllm_lmcache
 from pairs import (
@@ -112,5 +113,6 @@ VARIANTS = {
     "vllm-dp": vllm_dp,
     "vllm-lmcache": vllm_lmcache,
     "vllm-eagle": vllm_eagle,
+    "vllm-agents": vllm_agents,
     **SGLANG_VARIANTS,
 }
