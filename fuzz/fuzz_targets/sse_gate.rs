@@ -31,7 +31,8 @@ fn reports_error(payload: &[u8]) -> bool {
     // A generated text has no other escapes in its members' names.
     let event = serde_json::from_slice::<Map<String, Value>>(payload).unwrap_or_default();
     let is_error = event.get("error").is_some_and(|error| !error.is_null());
-    let is_marked = ["object", "type"].iter().any(|name| event.get(*name).is_some_and(|kind| kind == "error"));
+    let is_marked =
+        ["object", "type"].iter().any(|name| event.get(*name).is_some_and(|kind| kind == "error"));
     (is_error || is_marked) && !payload.contains(&b'\\')
 }
 
