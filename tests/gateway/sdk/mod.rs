@@ -6,7 +6,7 @@ mod steering;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use moongate_loadtest::engine::{SimEngineOptions, VllmConnector};
+use moongate_loadtest::engine::VllmConnector;
 use tokio::process::Command;
 
 use crate::harness::commands::run_to_success;
@@ -122,26 +122,27 @@ async fn node() {
     }
 }
 
-/// A gateway in front of one plain vLLM engine that stores responses.
-async fn one_plain_engine() -> TestFleet {
-    let tune = |options: SimEngineOptions| SimEngineOptions { response_store: true, ..options.fast() };
-    TestFleetBuilder::vllm(VllmConnector::Nixl).plain(1).tune(tune).start().await
+/// A gateway that stores responses, in front of a pair of vLLM engines.
+async fn one_pair() -> TestFleet {
+    TestFleetBuilder::vllm(VllmConnector::Nixl).pairs(1).flag("--response-store=1048576").start().await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn agents_in_python() {
-    let (sdk, fleet) = (installed().await, one_plain_engine().await);
+    let (sdk, fleet) = (installed().await, one_pair().await);
     let check = folder().join("agent_sdks.py");
     let args = [check.to_str().unwrap(), &fleet.gateway.url(""), "sim"];
     let said = run_to_success(AGENTS_LIMIT, &mut command(&sdk.join("venv/bin/python"), &args)).await;
     assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 9, "{said}");
+    assert!(fleet.engines.prefills[0].stats().started > 9, "the prefill legs");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn agents_in_node() {
-    let (sdk, fleet) = (installed().await, one_plain_engine().await);
+    let (sdk, fleet) = (installed().await, one_pair().await);
     let check = folder().join("agent_sdks.mjs");
     let args = [check.to_str().unwrap(), sdk.to_str().unwrap(), &fleet.gateway.url(""), "sim"];
     let said = run_to_success(AGENTS_LIMIT, &mut command(Path::new("node"), &args)).await;
     assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 5, "{said}");
+    assert!(fleet.engines.prefills[0].stats().started > 5, "the prefill legs");
 }
