@@ -274,8 +274,11 @@ pub async fn start(
         prompt_reports,
         sessions: SessionRoutes::default(),
         response_owners: ResponseOwners::default(),
-        response_store: (options.memory.response_store > 0)
-            .then(|| Arc::new(ResponseStore::new(options.memory.response_store))),
+        response_store: (options.memory.response_store > 0).then(|| {
+            let evicted = metrics.sessions.clone();
+            let evicted = move || evicted.record_response("evicted");
+            Arc::new(ResponseStore::new(options.memory.response_store, evicted))
+        }),
         queue_server,
         metrics,
         traces,

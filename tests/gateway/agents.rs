@@ -96,7 +96,7 @@ async fn messages_are_translated_for_old_pairs() {
 /// A conversation of two turns, of which the second names the first response.
 async fn continue_response(fleet: &TestFleet) -> (Value, u16, String) {
     let model = fleet.model();
-    let body = json!({"model": model, "input": "Tell me of the moon gate.", "max_output_tokens": 8});
+    let body = json!({"model": model, "input": "Describe the moon gate.", "max_output_tokens": 8});
     let first = json_of(fleet, "/v1/responses", &body).await;
     let body = json!({"model": model, "input": "And then?", "max_output_tokens": 8, "previous_response_id": first["id"]});
     let (status, second) = exchange(fleet, "/v1/responses", &body).await;
@@ -167,7 +167,7 @@ async fn without_a_store_responses_continue_where_they_were_made() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn errors_are_those_of_the_clients_api() {
     let fleet = TestFleetBuilder::sglang().pairs(1).start().await;
-    let body = ClientApi::Messages.body("nobody", false, 8);
+    let body = ClientApi::Messages.body("unknown", false, 8);
     let (status, error) = exchange(&fleet, "/v1/messages", &body).await;
     let error: Value = serde_json::from_str(&error).unwrap();
     assert_eq!((status, &error["type"]), (404, &json!("error")));

@@ -170,8 +170,8 @@ async fn a_key_as_anthropics_sdk_sends_it_is_accepted() {
         assert_eq!(versions, usize::from(headers.contains(&version)));
     }
     for (headers, part) in [
-        (&[("x-api-key", "sk-of-nobody-0123456789")] as &[_], "invalid API key"),
-        (&[("x-api-key", "sk-of-nobody-0123456789"), ("authorization", &bearer)], "different keys"),
+        (&[("x-api-key", "sk-unknown-0123456789")] as &[_], "invalid API key"),
+        (&[("x-api-key", "sk-unknown-0123456789"), ("authorization", &bearer)], "different keys"),
         (&[("x-api-key", "")], "x-api-key: KEY"),
     ] {
         let refused = send(headers).await;

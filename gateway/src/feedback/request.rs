@@ -160,7 +160,13 @@ impl RequestRecorder {
         write_finish: impl FnOnce(&mut ResponseFinish),
     ) {
         if let Some(ResponseCapture { store, tenant, input_items }) = self.response_capture.take() {
-            store.insert(tenant, input_items, last);
+            let is_stored = store.insert(tenant, input_items, last);
+            self.metrics.sessions.record_response(if is_stored { "stored" } else { "invalid" });
+            if !is_stored {
+                tracing::warn!(
+                    "a response is not stored, because it could not be read; its id cannot be continued"
+                );
+            }
         }
         if let Some(endpoint) = &self.prefill {
             let reported = prefill.or(usage);

@@ -10,10 +10,16 @@ struct SessionLabels {
     request: &'static str,
 }
 
-/// Metrics of sessions.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StoredResponseLabels {
+    outcome: &'static str,
+}
+
+/// Metrics of sessions and of the responses that the gateway stores.
 #[derive(Debug, Clone)]
 pub(crate) struct SessionMetrics {
     requests: Family<SessionLabels, Counter>,
+    stored_responses: Family<StoredResponseLabels, Counter>,
 }
 
 impl SessionMetrics {
@@ -24,11 +30,24 @@ impl SessionMetrics {
                 "Requests that name a session: its first, a later one, or a later one without a prediction, which is assumed to find the session's last prompt in the engine that computed it",
                 Family::default(),
             ),
+            stored_responses: registry.register(
+                "moongate_stored_responses_total",
+                "Responses for --response-store: stored, invalid (the engine's response could not be read), evicted (the store was full), or not_found (a request named one that is not stored)",
+                Family::default(),
+            ),
         };
+        for outcome in ["stored", "invalid", "evicted", "not_found"] {
+            drop(metrics.stored_responses.get_or_create(&StoredResponseLabels { outcome }));
+        }
         for request in ["first", "later", "assumed"] {
             drop(metrics.requests.get_or_create(&SessionLabels { request }));
         }
         metrics
+    }
+
+    /// Counts what became of a response for the store.
+    pub(crate) fn record_response(&self, outcome: &'static str) {
+        self.stored_responses.get_or_create(&StoredResponseLabels { outcome }).inc();
     }
 
     /// Counts a request of a session. `returned`: it is not the session's first; `predicted`: its prompt's cache hits are predicted.

@@ -156,7 +156,7 @@ fn redirect(gateway: &GatewayContext, routed: &mut RoutedRequest, alias: &mut Al
         };
         let memory = &gateway.bodies.memory;
         let Ok(body) = with_model(memory, &routed.body, &routed.routing, alias, &model) else { return false };
-        tracing::debug!(alias = %alias.name, %model, request_id = ?routed.id, "next model of the alias");
+        tracing::info!(alias = %alias.name, %model, request_id = ?routed.id, "the model failed; falling back to the alias's next one");
         request.model = index;
         routed.body = body;
         routed.model = Some(model);

@@ -54,7 +54,10 @@ fn continued(
         None => None,
         Some(id) => {
             let key = ResponseKey { tenant: tenant(gateway, parts), id: id.clone() };
-            Some(store.get(&key).ok_or_else(|| not_found(id))?)
+            Some(store.get(&key).ok_or_else(|| {
+                gateway.metrics.sessions.record_response("not_found");
+                not_found(id)
+            })?)
         }
     };
     // A response in the background is only complete in its engine.

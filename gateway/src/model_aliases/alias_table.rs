@@ -80,7 +80,7 @@ pub enum AliasError {
     RepeatedModel(Arc<str>),
     #[error("all weights are 0; give at least one model a weight of 1 or more")]
     NoWeight,
-    #[error("tenants is empty, so that nobody could use the alias; omit it to permit all")]
+    #[error("tenants is empty, so no tenant may use the alias; omit it to permit all")]
     NoTenants,
     /// The names from the alias back to itself.
     #[error("it refers to itself: {0}; models and fallback must lead to models of engines")]

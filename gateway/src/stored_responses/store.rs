@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use moka::notification::RemovalCause;
 use moka::sync::Cache;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -51,8 +52,8 @@ struct LastEvent<'a> {
 }
 
 impl ResponseStore {
-    /// A store of at most `bytes`.
-    pub(crate) fn new(bytes: u64) -> Self {
+    /// A store of at most `bytes`. `evicted` is called for each response that has no room.
+    pub(crate) fn new(bytes: u64, evicted: impl Fn() + Send + Sync + 'static) -> Self {
         let responses = Cache::builder()
             .max_capacity(bytes)
             .weigher(|key: &ResponseKey, stored: &Arc<StoredResponse>| {
@@ -60,6 +61,11 @@ impl ResponseStore {
                 u32::try_from(bytes).unwrap_or(u32::MAX)
             })
             .time_to_live(LIFETIME)
+            .eviction_listener(move |_, _, cause| {
+                if cause == RemovalCause::Size {
+                    evicted();
+                }
+            })
             .build();
         Self { responses }
     }
@@ -73,15 +79,16 @@ impl ResponseStore {
         self.responses.remove(key).is_some()
     }
 
-    /// Stores a response: its JSON, or the last event of its stream. Anything else is not stored.
-    pub(crate) fn insert(&self, tenant: Option<u64>, input_items: Bytes, json: &[u8]) {
+    /// Stores a response: its JSON, or the last event of its stream. Returns whether it was one; anything else is not stored.
+    pub(crate) fn insert(&self, tenant: Option<u64>, input_items: Bytes, json: &[u8]) -> bool {
         let response = match serde_json::from_slice::<LastEvent<'_>>(json) {
             Ok(event) => event.response.get().as_bytes(),
             Err(_) => json,
         };
-        let Ok(ResponseOutput { id, .. }) = serde_json::from_slice(response) else { return };
+        let Ok(ResponseOutput { id, .. }) = serde_json::from_slice(response) else { return false };
         let stored = StoredResponse { response: Bytes::copy_from_slice(response), input_items };
         self.responses.insert(ResponseKey { tenant, id }, Arc::new(stored));
+        true
     }
 }
 
@@ -102,6 +109,8 @@ impl StoredResponse {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use super::*;
 
     fn key(tenant: Option<u64>, id: &str) -> ResponseKey {
@@ -110,11 +119,11 @@ mod tests {
 
     #[test]
     fn whole_responses_and_last_events_are_stored() {
-        let store = ResponseStore::new(1 << 20);
+        let store = ResponseStore::new(1 << 20, || ());
         let response = r#"{"id":"resp_1","output":[{"type":"message"},{"type":"reasoning"}]}"#;
         let event = format!(r#"{{"type":"response.completed","response":{response},"sequence_number":9}}"#);
         for json in [response, &event] {
-            store.insert(Some(7), Bytes::from_static(br#"{"role":"user"}"#), json.as_bytes());
+            assert!(store.insert(Some(7), Bytes::from_static(br#"{"role":"user"}"#), json.as_bytes()));
             let stored = store.get(&key(Some(7), "resp_1")).unwrap();
             assert_eq!(stored.response, response);
             assert_eq!(stored.conversation(), r#"{"role":"user"},{"type":"message"},{"type":"reasoning"}"#);
@@ -125,22 +134,28 @@ mod tests {
 
     #[test]
     fn other_texts_are_not_stored() {
-        let store = ResponseStore::new(1 << 20);
+        let store = ResponseStore::new(1 << 20, || ());
         for json in ["", "{}", r#"{"id":"resp_1"}"#, r#"{"error":{"message":"m"}}"#] {
-            store.insert(None, Bytes::new(), json.as_bytes());
+            assert!(!store.insert(None, Bytes::new(), json.as_bytes()));
         }
         assert_eq!(store.get(&key(None, "resp_1")), None);
     }
 
     #[test]
     fn the_store_is_bounded() {
-        let store = ResponseStore::new(4 * 1024);
+        let evicted = Arc::new(AtomicU64::new(0));
+        let counter = evicted.clone();
+        let count = move || {
+            counter.fetch_add(1, Ordering::Relaxed);
+        };
+        let store = ResponseStore::new(4 * 1024, count);
         for number in 0..100 {
             let response = format!(r#"{{"id":"resp_{number}","output":["{}"]}}"#, "x".repeat(500));
             store.insert(None, Bytes::new(), response.as_bytes());
         }
         store.responses.run_pending_tasks();
         assert!(store.responses.weighted_size() <= 4 * 1024);
-        assert!(store.responses.entry_count() > 0);
+        let (kept, evicted) = (store.responses.entry_count(), evicted.load(Ordering::Relaxed));
+        assert!(kept > 0 && kept + evicted == 100, "{kept} kept, {evicted} evicted");
     }
 }

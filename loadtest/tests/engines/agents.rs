@@ -172,7 +172,7 @@ async fn tool_results_continue_the_conversation() {
 
 #[tokio::test]
 async fn pairs_serve_agents_as_one_engine_does() {
-    let prompt = "tell an agent about the moon, at some length";
+    let prompt = "describe the moon to an agent, at some length";
     let (vllm, fleet) = (start(SimRole::Plain, SimProtocol::Vllm).await, SharedL3Store::default());
     let prefill = start_vllm(SimRole::Prefill, VllmConnector::Nixl, &fleet).await;
     let decode = start_vllm(SimRole::Decode, VllmConnector::Nixl, &fleet).await;

@@ -1,4 +1,4 @@
-//! Reads an object member by member, so that a member which nobody reads is noticed.
+//! Parses an object member by member, so that members without a consumer are detected.
 
 use std::fmt;
 
