@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use clap::Args;
-use moongate_loadtest::engine::{CannedCompletions, SimEngine, SimEngineOptions, SimProtocol, SimRole};
+use moongate_loadtest::engine::{
+    CannedCompletions, KvEventOptions, SimEngine, SimEngineOptions, SimProtocol, SimRole,
+};
 use serde_json::json;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
@@ -19,8 +21,10 @@ use crate::busy_poll::busy_poll;
 const MODEL: &str = "mock";
 /// Maximum number of concurrent requests of an engine, as it reports them.
 const MAX_RUNNING: usize = 8192;
-/// Tokens in an engine's cache, as it reports them.
-const CACHE_TOKENS: usize = 100_000_000;
+/// Tokens in an engine's cache.
+const CACHE_TOKENS: usize = 20_000_000;
+/// Speed of prompts that are not canned, relative to the calibrated time model.
+const TIME_SCALE: f64 = 1_000.0;
 
 /// Command-line arguments of `gateway-bench engine`.
 #[derive(Debug, Args)]
@@ -108,6 +112,8 @@ fn engine_options(
         model: MODEL.to_owned(),
         max_running: MAX_RUNNING,
         device_tokens: CACHE_TOKENS,
+        time_scale: TIME_SCALE,
+        kv_events: (role != SimRole::Decode).then(KvEventOptions::default),
         context_tokens: 1 << 20,
         canned: Some(CannedCompletions { inter_token_latency }),
         ..SimEngineOptions::new(role, SimProtocol::Sglang)

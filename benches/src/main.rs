@@ -13,6 +13,7 @@ mod load;
 mod ports;
 mod predict;
 mod procfs;
+mod text;
 mod wire;
 
 use std::process::ExitCode;

@@ -15,7 +15,8 @@ use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
 
 use crate::ports::free_port;
-use crate::wire::request_once;
+use crate::text::append_word;
+use crate::wire::post_json;
 
 /// Minimum tokens of a first turn.
 const MIN_FIRST_TURN_TOKENS: usize = 131_072;
@@ -195,7 +196,7 @@ impl PredictionTestbed {
     async fn compute_and_wait_for_index(&self, body: &Value) -> anyhow::Result<()> {
         let tokens = self.admin("/debug/tokens/v1/chat/completions", &body.to_string()).await?;
         let request = json!({"model": MODEL, "prompt": tokens["sglang"], "max_tokens": 1}).to_string();
-        post(self.engine, "/v1/completions", &request).await?;
+        post_json(self.engine, "/v1/completions", request.as_bytes()).await?;
         let asked = Instant::now();
         loop {
             let known = self.predict(body).await?;
@@ -213,21 +214,11 @@ impl PredictionTestbed {
     }
 
     async fn admin(&self, path: &str, body: &str) -> anyhow::Result<Value> {
-        post(self.admin, path, body).await
+        post_json(self.admin, path, body.as_bytes()).await
     }
 }
 
-async fn post(port: u16, path: &str, body: &str) -> anyhow::Result<Value> {
-    let request = format!(
-        "POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-        body.len()
-    );
-    let (status, response) = request_once(port, &request).await?;
-    ensure!(status == 200, "{path}: {status} {}", String::from_utf8_lossy(&response));
-    serde_json::from_slice(&response).with_context(|| format!("the response of {path}"))
-}
-
-/// A conversation of synthetic text, about 4.6 bytes per token.
+/// A conversation of synthetic text.
 struct SyntheticChat {
     random: fastrand::Rng,
     /// Role and length of every message, for generating another conversation of the same shape.
@@ -267,24 +258,8 @@ impl SyntheticChat {
     }
 
     fn paragraph(&mut self, words: usize) -> String {
-        const COMMON: [&str; 24] = [
-            "the", "request", "cache", "of", "engine", "and", "prefill", "to", "a", "decode", "in", "that",
-            "is", "token", "router", "for", "with", "memory", "block", "it", "as", "was", "on", "stream",
-        ];
-        const SYLLABLES: [&str; 8] = ["ka", "to", "mi", "ren", "sol", "vi", "ber", "dan"];
         let mut text = String::new();
-        for _ in 0..words {
-            text.push(' ');
-            match self.random.u8(..20) {
-                0 => text.push_str(&self.random.u32(..100_000).to_string()),
-                1 => text.push_str("fn call(&self) -> u64;\n"),
-                2 => (0..3).for_each(|_| text.push_str(SYLLABLES[self.random.usize(..8)])),
-                _ => text.push_str(COMMON[self.random.usize(..24)]),
-            }
-            if self.random.u8(..12) == 0 {
-                text.push_str(".\n");
-            }
-        }
+        (0..words).for_each(|_| append_word(&mut text, &mut self.random));
         text
     }
 }

@@ -4,6 +4,7 @@ use std::io;
 
 use anyhow::{Context as _, bail, ensure};
 use memchr::{memchr, memmem};
+use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -122,15 +123,27 @@ impl ChunkedDecoder {
 }
 
 /// Sends one small request on a connection of its own; returns status and raw body (including framing, if chunked).
-pub(crate) async fn request_once(port: u16, request: &str) -> anyhow::Result<(u16, Vec<u8>)> {
+pub(crate) async fn request_once(port: u16, request: impl AsRef<[u8]>) -> anyhow::Result<(u16, Vec<u8>)> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
-    stream.write_all(request.as_bytes()).await?;
+    stream.write_all(request.as_ref()).await?;
     let mut buffer = Vec::with_capacity(4096);
     stream.take(MAX_BODY as u64).read_to_end(&mut buffer).await?;
     let head = parse_head(&buffer).ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?;
     let Some(status) = status(&buffer) else { bail!("the response is not HTTP") };
     buffer.drain(..head.len);
     Ok((status, buffer))
+}
+
+/// Sends a JSON body and returns the JSON of a successful response.
+pub(crate) async fn post_json(port: u16, path: &str, body: &[u8]) -> anyhow::Result<Value> {
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n",
+        body.len()
+    );
+    let (status, response) = request_once(port, [head.as_bytes(), body].concat()).await?;
+    ensure!(status == 200, "{path}: {status} {}", String::from_utf8_lossy(&response));
+    serde_json::from_slice(&response).with_context(|| format!("the response of {path}"))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ pub(crate) const MAX_RANKS: u32 = 4096;
 pub(crate) const MAX_TEXT: usize = 255;
 
 /// How an engine hashes a KV page from its tokens and all preceding tokens.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum EngineBlockHashing {
     /// SGLang: SHA-256 over the digest of the page before (none for the first) and the page's tokens, each as 32 bits little-endian.
     Sglang {

@@ -278,7 +278,7 @@ pub enum PrefixCheckpoints {
 }
 
 /// A LoRA adapter that an engine has loaded (`/v1/models`).
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LoraAdapterFacts {
     /// The adapter's name, by which requests select it.
     pub name: String,

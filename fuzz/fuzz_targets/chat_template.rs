@@ -9,7 +9,7 @@ use libfuzzer_sys::fuzz_target;
 use moongate_tokenize::{PromptLimits, render_template};
 
 /// So few steps that repeated doubling of a text stays small: the template engine bounds steps, and not the values that they make.
-const LIMITS: PromptLimits = PromptLimits { template_steps: 100, prompt_bytes: 4096, conversation_bytes: 0 };
+const LIMITS: PromptLimits = PromptLimits { template_steps: 100, prompt_bytes: 4096, cache_bytes: 0 };
 const MESSAGES: &str =
     r#"[{"role":"system","content":"a"},{"role":"user","content":[{"type":"text","text":"b"}]}]"#;
 /// The template engine takes texts of 100 MB, and numbers in proportion. They are slow, and no fault of a template's reader.

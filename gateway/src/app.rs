@@ -34,8 +34,8 @@ use crate::listener_security::{ListenerSecurity, ListenerSecurityError};
 use crate::memory::MemoryBudget;
 use crate::model_aliases::{ModelAliasFileError, ModelAliases};
 use crate::predict::{
-    CacheHitPredictor, EngineTokenizer, FeedStarter, MediaQueryRunner, MediaTokenCache, ModelTokenizers,
-    StoreView, run_feeds,
+    CacheHitPredictor, EngineTokenizer, FeedStarter, HashedPrefixes, MediaQueryRunner, MediaTokenCache,
+    ModelTokenizers, PromptThreads, StoreView, run_feeds,
 };
 use crate::sessions::SessionRoutes;
 use crate::stored_responses::{ResponseOwners, ResponseStore};
@@ -149,7 +149,8 @@ pub async fn start(
     tracing::info!(
         bodies = memory.bodies,
         prompts = memory.prompts,
-        conversations = memory.conversations,
+        texts = memory.texts,
+        hashes = memory.hashes,
         "memory budgets for requests"
     );
     let limits = options.upstream.endpoint_limits(&trust, shares.upstream);
@@ -183,7 +184,7 @@ pub async fn start(
 
     let metrics = Arc::new(GatewayMetrics::new(options.metric_aliases));
     watch_model_aliases(&model_aliases, &metrics, alias_changes, supervisor);
-    let models = Arc::new(ModelTokenizers::new(options.model.clone(), memory.conversations));
+    let models = Arc::new(ModelTokenizers::new(options.model.clone(), memory.texts));
     let (store, prompt_reports) = match start_store_view(options, supervisor, &metrics, &index, &fleet)? {
         Some((store, prompt_reports)) => (Some(store), Some(prompt_reports)),
         None => (None, None),
@@ -233,6 +234,7 @@ pub async fn start(
         memory.engine_tokens / 2,
         metrics.tokenize.clone(),
     ));
+    let prompt_threads = options.prompt_threads.map_or_else(default_prompt_threads, usize::from);
     let body_memory = MemoryBudget::new("--body-memory", memory.bodies);
     let prompt_memory = MemoryBudget::new("--prompt-memory", memory.prompts);
     let (media, queries) =
@@ -268,6 +270,8 @@ pub async fn start(
             engines,
             media,
             store,
+            Arc::new(HashedPrefixes::new(memory.hashes)),
+            PromptThreads::start(prompt_threads, options.prompt_timeout, &supervisor)?,
             prompt_memory.clone(),
         ),
         index,
@@ -327,6 +331,12 @@ pub async fn start(
 }
 
 /// Starts the task that reloads the file of model aliases.
+/// Half of the processor's cores: the others relay streams.
+fn default_prompt_threads() -> usize {
+    const MOST: usize = 8;
+    std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).clamp(1, MOST))
+}
+
 fn watch_model_aliases(
     aliases: &Arc<ModelAliases>,
     metrics: &GatewayMetrics,

@@ -141,6 +141,16 @@ pub struct GatewayOptions {
     #[arg(long, value_name = "NAME=DIR", env = "MOONGATE_MODEL", value_delimiter = ' ')]
     pub model: Vec<moongate_tokenize::ModelFolder>,
 
+    /// Threads that tokenize prompts; the threads of connections do not. Default: half of the processor's cores, at most 8, each with up to
+    /// 64 MiB of the tokenizer's own caches.
+    #[arg(long, value_name = "N", env = "MOONGATE_PROMPT_THREADS", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub prompt_threads: Option<u16>,
+
+    /// Longest time for tokenizing a prompt, including the wait for a thread; a request whose prompt takes longer is routed without a
+    /// prediction. Default 100 ms: 128,000 tokens take 5 to 10 ms, and seconds to compute again.
+    #[arg(long, value_name = "TIME", env = "MOONGATE_PROMPT_TIMEOUT", default_value = "100ms", value_parser = humantime::parse_duration)]
+    pub prompt_timeout: Duration,
+
     /// Longest wait for an engine to tokenize a prompt whose model has no local tokenizer; 0s: engines are not queried. Default 100
     /// ms: about 20 ms are needed for 10,000 tokens, which take a second to compute again.
     #[arg(long, value_name = "TIME", env = "MOONGATE_TOKENIZE_TIMEOUT", default_value = "100ms", value_parser = humantime::parse_duration)]

@@ -26,6 +26,9 @@ pub(super) enum BenchGatewayKind {
         flags: Vec<String>,
         /// Share of requests whose traces it exports, if any.
         trace_ratio: Option<f64>,
+        /// Folder of the model's tokenizer, with which it predicts cache hits as by default; without one it predicts none, and
+        /// sends requests to the engines with the least load.
+        tokenizer: Option<PathBuf>,
     },
     Smg {
         path: PathBuf,
@@ -111,12 +114,19 @@ impl MockEngineProcess {
     pub(super) fn pid(&self) -> anyhow::Result<u32> {
         self.child.id().context("the mock engines have ended")
     }
+
+    /// Ports of the prefill engines.
+    pub(super) fn prefills(&self) -> impl Iterator<Item = u64> {
+        self.prefill.iter().map(|(port, _)| *port)
+    }
 }
 
 /// A gateway that has served a completion.
 #[derive(Debug)]
 pub(super) struct StartedGateway {
     pub(super) port: u16,
+    /// Port of the admin listener of a gateway that predicts cache hits.
+    pub(super) predicts: Option<u16>,
     /// `None` without a gateway.
     pub(super) server: Option<GatewayProcess>,
 }
@@ -129,7 +139,7 @@ impl StartedGateway {
     ) -> anyhow::Result<Self> {
         let (port, admin) = (free_port()?, free_port()?);
         let command = match &gateway.kind {
-            BenchGatewayKind::Moongate { path, flags, trace_ratio: traces } => {
+            BenchGatewayKind::Moongate { path, flags, trace_ratio: traces, tokenizer } => {
                 let mut command = environment.command(environment.gateway_cpu, path);
                 command.arg("gateway");
                 if let Some(ratio) = traces {
@@ -137,6 +147,10 @@ impl StartedGateway {
                     command.args(["--otlp-endpoint", &format!("http://127.0.0.1:{collector}")]);
                     command.args(["--trace-sample-ratio", &ratio.to_string()]);
                 }
+                match tokenizer {
+                    Some(folder) => command.args(["--model", &format!("mock={}", folder.display())]),
+                    None => command.args(["--policy", "least_load"]),
+                };
                 moongate(command, port, admin, engines, flags)
             }
             BenchGatewayKind::Smg { path, policy } => {
@@ -147,7 +161,7 @@ impl StartedGateway {
             }
             BenchGatewayKind::EngineOnly => {
                 let port = *engines.plain.first().context("no plain engine")?;
-                return Ok(Self { port: u16::try_from(port)?, server: None });
+                return Ok(Self { port: u16::try_from(port)?, predicts: None, server: None });
             }
         };
         let mut server = GatewayProcess::start(environment, command)?;
@@ -162,7 +176,8 @@ impl StartedGateway {
         }
         sleep(SETTLE).await;
         server.ensure_running()?;
-        Ok(Self { port, server: Some(server) })
+        let predicts = matches!(gateway.kind, BenchGatewayKind::Moongate { tokenizer: Some(_), .. });
+        Ok(Self { port, predicts: predicts.then_some(admin), server: Some(server) })
     }
 }
 

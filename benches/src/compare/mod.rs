@@ -27,6 +27,11 @@ pub(crate) struct BenchCompareArgs {
     #[arg(long, value_name = "FILE")]
     moongate: Option<PathBuf>,
 
+    /// Folder of a tokenizer with which Moongate predicts cache hits, as by default. Without it, Moongate is only measured with
+    /// the policy `least_load`, which needs no predictions.
+    #[arg(long, value_name = "DIR")]
+    tokenizer: Option<PathBuf>,
+
     /// The smg binary, measured with two policies.
     #[arg(long, value_name = "FILE")]
     smg: Option<PathBuf>,
@@ -109,14 +114,19 @@ async fn gateways(options: &BenchCompareArgs) -> anyhow::Result<Vec<BenchGateway
     if let Some(path) = &options.moongate {
         let flags = options.moongate_flag.clone();
         let path = canonical_path(path)?;
-        let kind = |traces| BenchGatewayKind::Moongate {
+        let kind = |traces, tokenizer| BenchGatewayKind::Moongate {
             path: path.clone(),
             flags: flags.clone(),
             trace_ratio: traces,
+            tokenizer,
         };
-        gateways.push(BenchGateway::new("moongate", kind(None)).await);
+        if let Some(tokenizer) = &options.tokenizer {
+            gateways.push(BenchGateway::new("moongate", kind(None, Some(canonical_path(tokenizer)?))).await);
+        }
+        gateways.push(BenchGateway::new("moongate least_load", kind(None, None)).await);
         if let Some(ratio) = options.traces {
-            gateways.push(BenchGateway::new(&format!("moongate, {ratio} traced"), kind(Some(ratio))).await);
+            gateways
+                .push(BenchGateway::new(&format!("moongate, {ratio} traced"), kind(Some(ratio), None)).await);
         }
     }
     if let Some(path) = &options.smg {

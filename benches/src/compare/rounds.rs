@@ -150,6 +150,12 @@ async fn one_run(
         Some(pid) => command.args(["--pid", &pid.to_string(), "--engine-pid", &engines.pid()?.to_string()]),
         None => command.args(["--pid", &engines.pid()?.to_string()]),
     };
+    if let Some(admin) = running.predicts {
+        command.args(["--admin", &admin.to_string()]);
+        engines.prefills().for_each(|port| {
+            command.args(["--prefill", &port.to_string()]);
+        });
+    }
     let output = child::output(command, Duration::from_secs_f64(seconds) + Duration::from_secs(60)).await?;
     if !output.status.success() {
         bail!("the load generator failed: {}", String::from_utf8_lossy(&output.stderr).trim());

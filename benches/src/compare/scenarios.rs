@@ -51,7 +51,7 @@ pub(super) const SCENARIOS: [Scenario; 7] = [
         name: "json-32k",
         title: "JSON 32 KiB, 32 connections",
         load: &["--body-bytes", "32768", "--conc", "32"],
-        measures: &[CPU_REQUEST, RATE],
+        measures: &[CPU_REQUEST, RATE, P50, P99],
     },
     Scenario {
         name: "sse-unpaced",

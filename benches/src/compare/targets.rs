@@ -16,7 +16,54 @@ struct PerformanceTarget {
     relative_to_smg: bool,
 }
 
+/// Limits in the default configuration: with a tokenizer and live KV events.
 const TARGETS: [PerformanceTarget; 6] = [
+    PerformanceTarget {
+        title: "CPU per request, 200 B",
+        scenario: "json-200b",
+        key: "cpu_us_per_request",
+        limit: 0.3,
+        relative_to_smg: true,
+    },
+    PerformanceTarget {
+        title: "CPU per request, 32 KiB",
+        scenario: "json-32k",
+        key: "cpu_us_per_request",
+        limit: 0.4,
+        relative_to_smg: true,
+    },
+    PerformanceTarget {
+        title: "CPU per request, 256 KiB",
+        scenario: "json-256k",
+        key: "cpu_us_per_request",
+        limit: 0.6,
+        relative_to_smg: true,
+    },
+    PerformanceTarget {
+        title: "p99 of 32 KiB at full speed, µs",
+        scenario: "json-32k",
+        key: "p99_us",
+        limit: 25_000.0,
+        relative_to_smg: false,
+    },
+    PerformanceTarget {
+        title: "idle RSS, MB",
+        scenario: IDLE,
+        key: "rss_after_mb",
+        limit: 60.0,
+        relative_to_smg: false,
+    },
+    PerformanceTarget {
+        title: "RSS after 256 KiB bodies, MB",
+        scenario: "json-256k",
+        key: "rss_after_mb",
+        limit: 150.0,
+        relative_to_smg: false,
+    },
+];
+
+/// Limits without predictions.
+const LEAST_LOAD_TARGETS: [PerformanceTarget; 6] = [
     PerformanceTarget {
         title: "CPU per request, 200 B",
         scenario: "json-200b",
@@ -100,8 +147,11 @@ pub(super) fn target_lines(gateways: &[BenchGateway], runs: &[BenchRun]) -> Stri
     let (traced, own): (Vec<_>, Vec<_>) = own
         .partition(|gateway| matches!(gateway.kind, BenchGatewayKind::Moongate { trace_ratio: Some(_), .. }));
     for gateway in own {
+        let predicts = matches!(gateway.kind, BenchGatewayKind::Moongate { tokenizer: Some(_), .. });
+        // The traced ones predict nothing, either.
+        let traced = traced.iter().filter(|_| !predicts);
         for (target, traced) in
-            TRACING_TARGETS.iter().flat_map(|target| traced.iter().map(move |traced| (target, traced)))
+            TRACING_TARGETS.iter().flat_map(|target| traced.clone().map(move |traced| (target, traced)))
         {
             let without = MetricSeries::of(runs, &gateway.name, target.scenario, target.key);
             let with = MetricSeries::of(runs, &traced.name, target.scenario, target.key);
@@ -114,17 +164,18 @@ pub(super) fn target_lines(gateways: &[BenchGateway], runs: &[BenchRun]) -> Stri
                 with.failed + without.failed,
             );
         }
-        for target in &TARGETS {
+        for target in if predicts { &TARGETS } else { &LEAST_LOAD_TARGETS } {
             let series = MetricSeries::of(runs, &gateway.name, target.scenario, target.key);
             if !target.relative_to_smg {
                 let values: Vec<f64> = series.values.iter().map(|(_, value)| *value).collect();
-                push_target_line(&mut text, target, target.title, &values, series.failed);
+                let title = format!("{}, {}", gateway.name, target.title);
+                push_target_line(&mut text, target, &title, &values, series.failed);
                 continue;
             }
             for smg in gateways.iter().filter(|gateway| matches!(gateway.kind, BenchGatewayKind::Smg { .. }))
             {
                 let smg_series = MetricSeries::of(runs, &smg.name, target.scenario, target.key);
-                let title = format!("{}, of {}", target.title, smg.name);
+                let title = format!("{}, {}, of {}", gateway.name, target.title, smg.name);
                 push_target_line(
                     &mut text,
                     target,

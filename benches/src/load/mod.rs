@@ -4,6 +4,7 @@
 //! would limit a fast gateway, and a gateway that waits for it spends CPU time on waking up.
 
 mod client;
+mod computed;
 mod drive;
 mod prompts;
 mod report;
@@ -19,6 +20,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::busy_poll::busy_poll;
 use crate::procfs;
+use computed::PredictedEngines;
 use drive::BenchLoadPlan;
 use prompts::PromptGenerator;
 use report::{CpuTimes, MeasurementWindow};
@@ -70,6 +72,14 @@ pub(crate) struct BenchLoadArgs {
     #[arg(long, value_name = "PID")]
     pid: Option<u32>,
 
+    /// Port of the gateway's admin listener: the prompts' common prefixes are computed before the run, and other prompts during it.
+    #[arg(long, value_name = "PORT", requires = "prefill")]
+    admin: Option<u16>,
+
+    /// Port of a prefill engine that computes them. Repeatable.
+    #[arg(long, value_name = "PORT", requires = "admin")]
+    prefill: Vec<u16>,
+
     /// Process of the mock engines, whose CPU time is not counted as load of other processes.
     #[arg(long, value_name = "PID")]
     engine_pid: Option<u32>,
@@ -83,11 +93,16 @@ pub(crate) async fn run(options: BenchLoadArgs) -> anyhow::Result<()> {
     let (warmup, duration) = (seconds(options.warmup, "warmup")?, seconds(options.duration, "duration")?);
     ensure!(!duration.is_zero(), "--duration is 0: nothing would be measured");
     let tail = prompts::tail(options.max_tokens, options.stream, options.itl_ms);
+    let prompts = PromptGenerator::new(options.body_bytes, &tail)?;
+    let predicted = options.admin.map(|admin| PredictedEngines { admin, prefills: options.prefill.clone() });
+    if let Some(engines) = &predicted {
+        engines.compute_prefixes(&prompts).await.context("computing the prompts' prefixes")?;
+    }
     let plan = Arc::new(BenchLoadPlan {
         port: options.port,
         // A truncated stream has fewer events than all tokens, usage and [DONE].
         events: options.stream.then_some(u64::from(options.max_tokens) + 2),
-        prompts: PromptGenerator::new(options.body_bytes, &tail)?,
+        prompts,
         window: MeasurementWindow::new(warmup, duration),
         ramp: warmup / 2,
         max_pause: Duration::from_millis(options.itl_ms.unwrap_or(0).into()),
@@ -96,6 +111,13 @@ pub(crate) async fn run(options: BenchLoadArgs) -> anyhow::Result<()> {
     let mut tasks = JoinSet::new();
     if options.busy_poll {
         tasks.spawn(busy_poll());
+    }
+    if let Some(engines) = predicted {
+        tasks.spawn(async move {
+            if let Err(error) = engines.compute_others().await {
+                let _unwritable = writeln!(std::io::stderr(), "no further KV events: {error:#}");
+            }
+        });
     }
     let rss_before = options.pid.map(procfs::rss_kib).transpose().context("--pid")?;
     let began = Instant::now();

@@ -2,6 +2,8 @@
 
 use anyhow::ensure;
 
+use crate::text::append_word;
+
 /// Number of groups of prompts with a common prefix.
 const PREFIX_GROUPS: usize = 64;
 /// Size of the text from which unique ends are cut.
@@ -55,6 +57,16 @@ impl PromptGenerator {
         Ok(Self { shared_prefixes: beginnings, pool, unique_bytes: unique, tail: tail.as_bytes().to_vec() })
     }
 
+    /// A request body with nothing behind the prefix, for each prefix.
+    pub(super) fn prefix_bodies(&self) -> impl Iterator<Item = Vec<u8>> {
+        self.shared_prefixes.iter().map(|request| {
+            let head = crate::wire::parse_head(request).map_or(0, |head| head.len);
+            let mut body = request[head..].to_vec();
+            strip_trailing_escape(&mut body);
+            [body.as_slice(), &self.tail].concat()
+        })
+    }
+
     /// Writes a whole request, including its head, to `request`.
     pub(super) fn write(&self, rng: &mut fastrand::Rng, request: &mut Vec<u8>) {
         request.clear();
@@ -69,21 +81,13 @@ impl PromptGenerator {
     }
 }
 
-/// Words and line ends, escaped for a JSON string.
+/// Text, escaped for a JSON string.
 fn text(bytes: usize, rng: &mut fastrand::Rng) -> Vec<u8> {
-    let mut text = Vec::with_capacity(bytes + 16);
-    let mut line = 0;
+    let mut text = String::with_capacity(bytes + 64);
     while text.len() < bytes {
-        let word = rng.usize(2..10);
-        text.extend((0..word).map(|_| rng.lowercase() as u8));
-        line += word + 1;
-        if line > 80 {
-            line = 0;
-            text.extend_from_slice(b"\\n");
-        } else {
-            text.push(b' ');
-        }
+        append_word(&mut text, rng);
     }
+    let mut text = text.replace('\n', "\\n").into_bytes();
     text.truncate(bytes);
     strip_trailing_escape(&mut text);
     text

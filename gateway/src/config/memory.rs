@@ -7,8 +7,8 @@ use moongate_runtime::memory_limit;
 const FALLBACK_MEMORY_LIMIT: u64 = 2 << 30;
 /// Each default is the memory limit divided by this.
 const DEFAULT_SHARE: u64 = 4;
-/// Largest default for prompts: beyond it, more cached conversations save little.
-const MAX_DEFAULT_PROMPT_MEMORY: u64 = 1 << 30;
+/// Largest default for prompts. Text that is not cached costs a millisecond per 100 KiB.
+const MAX_DEFAULT_PROMPT_MEMORY: u64 = 128 << 20;
 /// Smallest value of either setting.
 const MIN_BYTES: u64 = 1 << 20;
 
@@ -20,8 +20,9 @@ pub struct MemoryOptions {
     #[arg(long, value_name = "BYTES", env = "MOONGATE_BODY_MEMORY", value_parser = clap::value_parser!(u64).range(MIN_BYTES..))]
     pub body_memory: Option<u64>,
 
-    /// Memory for tokenizing prompts: half for cached conversations, half for prompts being tokenized; when it is exhausted, a
-    /// request is routed without a prediction. Default: a quarter of the memory limit, at most 1 GiB.
+    /// Memory for tokenizing prompts: half for the tokens and block hashes of earlier ones, half for prompts being tokenized; when
+    /// that is exhausted, a request is routed without a prediction. Default: a quarter of the memory limit, at most 128 MiB, which
+    /// has the tokens of 8 million.
     #[arg(long, value_name = "BYTES", env = "MOONGATE_PROMPT_MEMORY", value_parser = clap::value_parser!(u64).range(MIN_BYTES..))]
     pub prompt_memory: Option<u64>,
 
@@ -38,8 +39,10 @@ pub(crate) struct MemoryShares {
     pub(crate) bodies: u64,
     /// Prompts that are being tokenized.
     pub(crate) prompts: u64,
-    /// Tokens and texts of earlier conversations.
-    pub(crate) conversations: u64,
+    /// Tokens and bodies of earlier prompts.
+    pub(crate) texts: u64,
+    /// Block hashes of earlier prompts.
+    pub(crate) hashes: u64,
     /// Cached tokens that engines have returned.
     pub(crate) engine_tokens: u64,
 }
@@ -53,10 +56,12 @@ impl MemoryOptions {
         let default = (limit / DEFAULT_SHARE).max(MIN_BYTES);
         let prompt_memory = self.prompt_memory.unwrap_or(default.min(MAX_DEFAULT_PROMPT_MEMORY));
         let engine_tokens = (prompt_memory / 8).min(64 << 20);
+        let earlier = prompt_memory / 2 - engine_tokens;
         MemoryShares {
             bodies: self.body_memory.unwrap_or(default),
             prompts: prompt_memory / 2,
-            conversations: prompt_memory / 2 - engine_tokens,
+            texts: earlier - earlier / 4,
+            hashes: earlier / 4,
             engine_tokens,
         }
     }
@@ -73,18 +78,19 @@ mod tests {
         let shares = default.shares_of(2048 * MIB);
         let expected = MemoryShares {
             bodies: 512 * MIB,
-            prompts: 256 * MIB,
-            conversations: 192 * MIB,
-            engine_tokens: 64 * MIB,
+            prompts: 64 * MIB,
+            texts: 36 * MIB,
+            hashes: 12 * MIB,
+            engine_tokens: 16 * MIB,
         };
         assert_eq!(shares, expected);
         let large = default.shares_of(64 << 30);
-        assert_eq!((large.bodies, large.prompts), (16 << 30, 512 * MIB));
+        assert_eq!((large.bodies, large.prompts), (16 << 30, 64 * MIB));
         let given =
             MemoryOptions { body_memory: Some(7 * MIB), prompt_memory: Some(8 * MIB), response_store: 0 };
         let shares = given.shares_of(64 << 30);
         assert_eq!(
-            (shares.bodies, shares.prompts + shares.conversations + shares.engine_tokens),
+            (shares.bodies, shares.prompts + shares.texts + shares.hashes + shares.engine_tokens),
             (7 * MIB, 8 * MIB)
         );
     }

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use super::store_keys::StoreKeyNaming;
 
 /// The rules by which an engine hashes blocks. Engines with equal keyspaces have equal hashes for equal prompts.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct BlockKeyspace {
     hashing: EngineBlockHashing,
     block_tokens: u32,

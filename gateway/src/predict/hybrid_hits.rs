@@ -2,14 +2,14 @@
 
 use moongate_scheduler::index::{BlockHolders, CacheGroup, EngineHits, EngineSlot, reusable_tokens};
 
-use super::prompt_tokens::SharedPromptBlocks;
+use super::prompt_tokens::HashedTokens;
 use crate::kv_index::{BlockKeyspace, KvIndex, NumberedCacheGroup};
 
 /// Hits of one prompt. Engines of one model have equal groups, so each group is looked up once.
 pub(super) struct HybridHits<'a> {
     index: &'a KvIndex,
     keyspace: &'a BlockKeyspace,
-    blocks: &'a SharedPromptBlocks,
+    blocks: &'a HashedTokens,
     reusable_tokens: u32,
     looked_up: Vec<(NumberedCacheGroup, BlockHolders)>,
 }
@@ -19,7 +19,7 @@ impl<'a> HybridHits<'a> {
     pub(super) fn new(
         index: &'a KvIndex,
         keyspace: &'a BlockKeyspace,
-        blocks: &'a SharedPromptBlocks,
+        blocks: &'a HashedTokens,
         reusable_tokens: u32,
     ) -> Self {
         Self { index, keyspace, blocks, reusable_tokens, looked_up: Vec::new() }

@@ -7,6 +7,7 @@
 mod engine_hits;
 mod feeds;
 mod gaps;
+mod hashed_prefixes;
 mod hybrid_hits;
 mod media;
 #[cfg(test)]
@@ -16,6 +17,7 @@ mod prediction_query;
 mod predictor;
 #[cfg(test)]
 mod predictor_tests;
+mod prompt_threads;
 mod prompt_tokens;
 #[cfg(test)]
 mod recordings;
@@ -27,8 +29,10 @@ mod tokenize;
 pub(crate) use feeds::{FeedStarter, StoreView, StoreViewStatus, run_feeds};
 pub use gaps::{PredictionGap, prediction_gaps};
 pub(crate) use gaps::{observed_gaps, rank_status};
+pub(crate) use hashed_prefixes::HashedPrefixes;
 pub(crate) use media::{MediaQueryRunner, MediaTokenCache};
 pub(crate) use models::ModelTokenizers;
 pub(crate) use predictor::{CacheHitPredictor, PromptPrediction};
+pub(crate) use prompt_threads::PromptThreads;
 pub(crate) use prompt_tokens::{PredictionError, RequestPrompt};
 pub(crate) use tokenize::EngineTokenizer;

@@ -10,19 +10,14 @@ use moongate_tokenize::{
     ImageTokenRule, ModelFolder, PromptCaches, PromptDialect, PromptLimits, PromptTokenizer,
 };
 
-use super::prompt_tokens::SharedPromptBlocks;
-
-/// A tokenizer whose cached conversations include their block hashes.
-pub(super) type BlockTokenizer = PromptTokenizer<SharedPromptBlocks>;
-
 type ModelTokenizerKey = (String, EngineKind);
 
 /// Tokenizers by model and engine: SGLang and vLLM render different prompts from the same messages.
 #[derive(Debug)]
 pub(crate) struct ModelTokenizers {
     configured: Vec<ModelFolder>,
-    /// Cached conversations of all models.
-    caches: PromptCaches<SharedPromptBlocks>,
+    /// Cached texts and bodies of all models.
+    caches: PromptCaches,
     states: ArcSwap<HashMap<ModelTokenizerKey, ModelTokenizerState>>,
     /// By model. Their folders may be usable although their tokenizers are not.
     image_rules: ArcSwap<HashMap<String, ImageTokenRule>>,
@@ -31,7 +26,7 @@ pub(crate) struct ModelTokenizers {
 #[derive(Debug, Clone)]
 enum ModelTokenizerState {
     Loading,
-    Loaded(Arc<BlockTokenizer>),
+    Loaded(Arc<PromptTokenizer>),
     /// The folder that cannot be used.
     Failed(PathBuf),
 }
@@ -46,12 +41,12 @@ pub(super) struct TokenizerLoadTask {
 }
 
 impl ModelTokenizers {
-    /// `configured` folders take precedence over those that engines report. `conversation_bytes` limits the cached conversations of
+    /// `configured` folders take precedence over those that engines report. `cache_bytes` limits the cached texts and bodies of
     /// all models.
-    pub(crate) fn new(configured: Vec<ModelFolder>, conversation_bytes: u64) -> Self {
+    pub(crate) fn new(configured: Vec<ModelFolder>, cache_bytes: u64) -> Self {
         Self {
             configured,
-            caches: PromptCaches::new(conversation_bytes),
+            caches: PromptCaches::new(cache_bytes),
             states: ArcSwap::default(),
             image_rules: ArcSwap::default(),
         }
@@ -63,7 +58,7 @@ impl ModelTokenizers {
     }
 
     /// The tokenizer, if it is loaded.
-    pub(super) fn get(&self, model: &str, engine: EngineKind) -> Option<Arc<BlockTokenizer>> {
+    pub(super) fn get(&self, model: &str, engine: EngineKind) -> Option<Arc<PromptTokenizer>> {
         match self.states.load().iter().find(|((name, of), _)| name == model && *of == engine)?.1 {
             ModelTokenizerState::Loaded(model) => Some(model.clone()),
             ModelTokenizerState::Loading | ModelTokenizerState::Failed(_) => None,

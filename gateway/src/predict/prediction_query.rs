@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use moongate_block_hash::HashedBlock;
+use moongate_block_hash::{HashScheme, HashedBlock};
 use moongate_discovery::EngineKind;
 
+use super::hashed_prefixes::{HashUse, HashedPrefixes};
 use super::media::{MediaCounts, MediaLookup};
-use super::prompt_tokens::{PredictionError, PromptTokens, SharedPromptBlocks, TokenizerChoice};
+use super::prompt_tokens::{HashedTokens, PredictionError, PromptTokens, TokenizerChoice};
 use super::reuse_limit::ReuseLimits;
 use crate::feedback::TokenSource;
 use crate::fleet::EngineGroup;
@@ -23,6 +24,7 @@ pub(super) struct PredictionQuery {
     pub(super) limits: ReuseLimits,
     /// For the images and other media of a chat; `None` if it has none.
     pub(super) media: Option<MediaLookup>,
+    pub(super) prefixes: Arc<HashedPrefixes>,
 }
 
 /// The prompts with their blocks under every keyspace.
@@ -56,7 +58,7 @@ pub(super) struct HashedPrompt {
 
 /// The blocks that can be taken from a cache.
 pub(super) struct KeyedBlocks {
-    pub(super) blocks: SharedPromptBlocks,
+    pub(super) blocks: HashedTokens,
     /// Keys in the index; possibly fewer than blocks.
     pub(super) keys: Vec<u64>,
 }
@@ -90,7 +92,13 @@ impl PredictionQuery {
             is_incomplete |= prompts.iter().any(PromptTokens::is_incomplete);
             tokenized_by = prompts.first().map_or(TokenSource::Client, PromptTokens::tokenized_by);
             let limit = self.limits.for_engine(group.engine).unwrap_or(usize::MAX);
-            let hash = |tokens| HashedPrompt::new(tokens, &group, &schemes, extras.is_empty(), limit);
+            let hash = |tokens: &PromptTokens| {
+                let blocks = |names_objects, scheme| {
+                    let hash_use = HashUse { keyspace: &group.keyspace, names_objects };
+                    tokens.blocks(&self.prefixes, hash_use, scheme, extras.is_empty())
+                };
+                HashedPrompt::new(tokens, &group, &schemes, limit, blocks)
+            };
             let prompts = prompts.iter().map(hash).collect();
             hashed.push(HashedGroup { group, prompts });
         }
@@ -104,27 +112,26 @@ impl PredictionQuery {
 }
 
 impl HashedPrompt {
-    /// Hashes a prompt of which an engine reuses at most `limit` tokens.
+    /// Of which an engine reuses at most `limit` tokens. `blocks` hashes it by a scheme, also for the names of a store's objects.
     fn new(
         tokens: &PromptTokens,
         group: &EngineGroup,
         schemes: &BlockSchemes,
-        is_plain: bool,
         limit: usize,
+        blocks: impl Fn(bool, HashScheme) -> HashedTokens,
     ) -> Self {
         let keyspace = &group.keyspace;
         // An engine always computes at least one token of the prompt.
         let reusable_tokens = tokens.len().saturating_sub(1).min(limit);
-        let name = |scheme| {
-            let blocks = tokens.blocks(keyspace, scheme, is_plain);
+        let name = |names_objects, scheme| {
+            let blocks = blocks(names_objects, scheme);
             let usable = reusable_blocks(blocks.blocks(), reusable_tokens, keyspace);
             let keys = usable.iter().map(|block| keyspace.namespace().key(block.event_hash)).collect();
             KeyedBlocks { blocks, keys }
         };
-        let engine_blocks = name(schemes.events.clone());
         Self {
-            engine_blocks,
-            store_blocks: schemes.store.clone().map(name),
+            engine_blocks: name(false, schemes.events.clone()),
+            store_blocks: schemes.store.clone().map(|scheme| name(true, scheme)),
             reusable_tokens,
             chunks: chunks(tokens, group),
         }

@@ -9,10 +9,12 @@ use moongate_tokenize::PromptError;
 
 use super::engine_hits::EngineHitsInGroup;
 use super::feeds::{StoreView, StoreViewStatus};
+use super::hashed_prefixes::HashedPrefixes;
 use super::hybrid_hits::HybridHits;
 use super::media::{self, MediaCounts, MediaLookup, MediaTokenCache};
 use super::models::ModelTokenizers;
 use super::prediction_query::{HashedGroup, HashedPrompt, HashedQuery, KeyedBlocks, PredictionQuery};
+use super::prompt_threads::{PromptThreads, ReadTooLate};
 use super::prompt_tokens::{PredictionError, PromptTokens, RequestPrompt, TokenizerChoice};
 use super::reuse_limit::ReuseLimits;
 use super::store_distance::{StoreDistance, StoredBlockSites};
@@ -24,9 +26,6 @@ use crate::fleet::{FleetMember, FleetSnapshot};
 use crate::kv_index::{BlockExtraKeys, CachedPrefix, KvIndex, LastBlockKeys, PromptCheckpoints};
 use crate::memory::MemoryBudget;
 use crate::request_body::MediaParts;
-
-/// Larger bodies are tokenized on a blocking thread: 100 KiB take about a millisecond.
-const READ_INLINE: usize = 64 << 10;
 
 /// Memory per byte of a body while it is tokenized, and per JSON value in it.
 const BYTES_PER_BODY_BYTE: usize = 6;
@@ -40,7 +39,9 @@ pub(crate) struct CacheHitPredictor {
     engines: Arc<EngineTokenizer>,
     media: Arc<MediaTokenCache>,
     store: Option<Arc<StoreView>>,
-    /// Budget for long prompts that are being tokenized.
+    prefixes: Arc<HashedPrefixes>,
+    threads: PromptThreads,
+    /// Budget for prompts that are being tokenized.
     memory: Arc<MemoryBudget>,
 }
 
@@ -86,9 +87,11 @@ impl CacheHitPredictor {
         engines: Arc<EngineTokenizer>,
         media: Arc<MediaTokenCache>,
         store: Option<Arc<StoreView>>,
+        prefixes: Arc<HashedPrefixes>,
+        threads: PromptThreads,
         memory: Arc<MemoryBudget>,
     ) -> Self {
-        Self { index, models, engines, media, store, memory }
+        Self { index, models, engines, media, store, prefixes, threads, memory }
     }
 
     /// Status of the store view; `None` without a store.
@@ -135,24 +138,26 @@ impl CacheHitPredictor {
         }
         let limits = ReuseLimits::read(api, fields, body);
         let media = self.media_lookup(fleet, prompt);
-        let hashed = self.hash(PredictionQuery { api, body: body.clone(), groups, limits, media }).await?;
+        let prefixes = self.prefixes.clone();
+        let query = PredictionQuery { api, body: body.clone(), groups, limits, media, prefixes };
+        let hashed = self.read(body, move || query.hash()).await?;
         Ok(self.look_up(fleet, &hashed).await)
     }
 
-    /// Hashes the prompts, long ones on a blocking thread.
-    async fn hash(&self, query: PredictionQuery) -> Result<HashedQuery, PredictionError> {
-        if query.body.len() <= READ_INLINE {
-            return query.hash();
-        }
-        let memory = self.memory.clone();
+    /// Reads a prompt on one of the threads for that, within the memory for prompts.
+    async fn read<T: Send + 'static>(
+        &self,
+        body: &[u8],
+        read: impl FnOnce() -> Result<T, PredictionError> + Send + 'static,
+    ) -> Result<T, PredictionError> {
+        let reserved = self.memory.reserve(reading_bytes(body));
+        let reserved = reserved.map_err(|_| PredictionError::PromptMemoryExhausted)?;
         let read = move || {
-            let _reserved = memory
-                .reserve(reading_bytes(&query.body))
-                .map_err(|_| PredictionError::PromptMemoryExhausted)?;
-            query.hash()
+            let read = read();
+            drop(reserved);
+            read
         };
-        // Fails only at shutdown, when the result is no longer needed.
-        tokio::task::spawn_blocking(read).await.unwrap_or(Err(PredictionError::InsufficientCacheInfo))
+        self.threads.run(body.len(), read).await.unwrap_or_else(|ReadTooLate| Err(PredictionError::Late))
     }
 
     /// Finds what each engine has of the prompts.
@@ -256,10 +261,8 @@ impl CacheHitPredictor {
     ) -> Result<Vec<(&'static str, Vec<u32>)>, PredictionError> {
         let groups = self.tokenizers(fleet, prompt, |_| true).await;
         let media = self.media_lookup(fleet, prompt);
-        let (api, body, memory) = (prompt.api, prompt.body.clone(), self.memory.clone());
+        let (api, body) = (prompt.api, prompt.body.clone());
         let make = move || {
-            let _reserved =
-                memory.reserve(reading_bytes(&body)).map_err(|_| PredictionError::PromptMemoryExhausted)?;
             let mut tokens_by_engine: Vec<(&str, Vec<u32>)> = Vec::new();
             for (group, tokenizer) in groups {
                 let name = group.engine.as_str();
@@ -274,8 +277,7 @@ impl CacheHitPredictor {
             }
             Ok(tokens_by_engine)
         };
-        // Fails only at shutdown, when the result is no longer needed.
-        tokio::task::spawn_blocking(make).await.unwrap_or(Err(PredictionError::InsufficientCacheInfo))
+        self.read(prompt.body, make).await
     }
 
     /// The groups of engines that serve the prompt's model, each with its source of tokens. Without a local tokenizer, an engine is queried if

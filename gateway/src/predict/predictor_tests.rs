@@ -11,15 +11,18 @@ use moongate_block_hash::{BlockHashChain, HashScheme};
 use moongate_discovery::{
     EngineBlockHashing, EngineFacts, EngineInstance, EngineKind, EngineRole, VllmHashAlgorithm,
 };
+use moongate_runtime::Supervisor;
 use moongate_scheduler::ModelIndex;
 use moongate_scheduler::index::EngineCacheTier;
 use serde_json::{Value, json};
 
 use super::feeds::EngineEventApplier;
+use super::hashed_prefixes::HashedPrefixes;
 use super::media::{MediaQueries, MediaQueryRunner, MediaTokenCache};
 use super::models::ModelTokenizers;
 use super::prediction_query::PredictionQuery;
 use super::predictor::{CacheHitPredictor, PromptPrediction};
+use super::prompt_threads::PromptThreads;
 use super::prompt_tokens::{PredictionError, RequestPrompt, TokenizerChoice};
 use super::reuse_limit::ReuseLimits;
 use super::tokenize::EngineTokenizer;
@@ -99,8 +102,16 @@ impl OneEngine {
             metrics: tokenize,
         };
         let runner = Some((runner, queries));
-        let predictor =
-            CacheHitPredictor::new(index.clone(), models.clone(), engines, media.clone(), None, memory);
+        let predictor = CacheHitPredictor::new(
+            index.clone(),
+            models.clone(),
+            engines,
+            media.clone(),
+            None,
+            Arc::new(HashedPrefixes::new(1 << 20)),
+            PromptThreads::start(1, Duration::from_secs(60), &Supervisor::new()).unwrap(),
+            memory,
+        );
         let reader = FleetReader::fixed(fleet);
         Self { fleet: reader.current(), reader, index, models, media, runner, predictor }
     }
@@ -123,6 +134,7 @@ impl OneEngine {
             groups: groups.iter().map(|group| (group.clone(), unavailable.clone())).collect(),
             limits: ReuseLimits::default(),
             media: None,
+            prefixes: Arc::new(HashedPrefixes::new(0)),
         };
         let slot = groups[0].engines[0].slot;
         for prompt in query.hash().unwrap().groups.iter().flat_map(|group| &group.prompts) {

@@ -8,15 +8,15 @@ use moongate_block_hash::{BlockHashChain, HashScheme, HashedBlock};
 use moongate_discovery::EngineKind;
 use moongate_scheduler::ModelIndex;
 use moongate_tokenize::{
-    ConversationApi, PromptError, PromptTruncation, TemplateTime, TextBody, TextPrompt, TokenizedPrompt,
+    ConversationApi, PromptError, PromptTokenizer, PromptTruncation, TemplateTime, TextBody, TextPrompt,
+    TokenizedPrompt,
 };
 
+use super::hashed_prefixes::{HashUse, HashedPrefixes};
 use super::media::{MediaCounts, MediaLookup, MediaPrompt};
-use super::models::BlockTokenizer;
 use super::tokenize::{EngineTokenizeError, EngineTokens};
 use crate::feedback::TokenSource;
 use crate::fleet::EngineGroup;
-use crate::kv_index::BlockKeyspace;
 use crate::request_body::{InferenceApi, RoutingFields};
 
 /// Maximum number of prompts of a batch: each is looked up in the index of all engines.
@@ -32,14 +32,10 @@ pub(crate) struct RequestPrompt<'a> {
     pub(crate) body: &'a Bytes,
 }
 
-/// Cached with a conversation: the blocks of its last prompt.
-pub(super) type SharedPromptBlocks = Arc<CachedPromptBlocks>;
-
-/// Blocks of one prompt under one keyspace.
-#[derive(Debug)]
-pub(super) struct CachedPromptBlocks {
-    keyspace: BlockKeyspace,
-    blocks: Vec<HashedBlock>,
+/// The full blocks of one prompt, in its order.
+#[derive(Debug, Clone)]
+pub(super) struct HashedTokens {
+    blocks: Arc<[HashedBlock]>,
 }
 
 /// Why a request has no prediction.
@@ -62,6 +58,9 @@ pub(crate) enum PredictionError {
     /// Long prompts that are being tokenized leave no memory for this one.
     #[error("no memory left for tokenizing this prompt; raise --prompt-memory")]
     PromptMemoryExhausted,
+    /// The prompt has waited too long for a thread, or has taken too long.
+    #[error("the prompt was not tokenized in time; raise --prompt-threads or --prompt-timeout")]
+    Late,
     /// The prompt's tokens can only be computed in the engine.
     #[error(transparent)]
     Prompt(PromptError),
@@ -76,6 +75,7 @@ impl PredictionError {
             PredictionError::EngineTokenize(error) => error.name(),
             PredictionError::NotSinglePrompt => "not_single_prompt",
             PredictionError::PromptMemoryExhausted => "prompt_memory",
+            PredictionError::Late => "late",
             PredictionError::Prompt(_) => "unsupported_prompt",
         }
     }
@@ -85,7 +85,7 @@ impl PredictionError {
 #[derive(Debug, Clone)]
 pub(super) enum TokenizerChoice {
     /// A tokenizer in this gateway.
-    Local(Arc<BlockTokenizer>),
+    Local(Arc<PromptTokenizer>),
     /// Tokens that an engine has returned for this request.
     Engine(EngineTokens),
     Unavailable(PredictionError),
@@ -96,7 +96,7 @@ pub(super) enum PromptTokens {
     /// Sent as ids by the client.
     Client(Vec<u32>),
     Engine(EngineTokens),
-    Local(TokenizedPrompt<SharedPromptBlocks>, Arc<BlockTokenizer>),
+    Local(TokenizedPrompt),
     /// A chat with images, recordings or videos.
     WithMedia(Box<MediaPrompt>),
 }
@@ -135,17 +135,17 @@ impl PromptTokens {
     fn of_local_conversation(
         api: ConversationApi,
         body: &[u8],
-        model: Arc<BlockTokenizer>,
+        model: Arc<PromptTokenizer>,
         group: &EngineGroup,
         media: Option<&MediaLookup>,
     ) -> Result<Self, PromptError> {
         let chat = model.read_conversation(api, body)?;
         let truncation = chat.truncation()?;
         match model.tokenize_chat(&chat, now()) {
-            Ok(prompt) => Ok(Self::Local(truncated(prompt, truncation, group)?, model)),
+            Ok(prompt) => Ok(Self::Local(truncated(prompt, truncation, group)?)),
             Err(PromptError::Multimodal(part)) if truncation.is_none() => {
                 let media = media.ok_or(PromptError::Multimodal(part))?;
-                let prompt = MediaPrompt::of_chat(&chat, body, model, group.engine, media, now())?;
+                let prompt = MediaPrompt::of_chat(&chat, body, &model, group.engine, media, now())?;
                 Ok(Self::WithMedia(Box::new(prompt)))
             }
             Err(error) => Err(error),
@@ -179,7 +179,7 @@ impl PromptTokens {
                 let prompt = model
                     .tokenize_text(&prompt, text.add_special_tokens)
                     .and_then(|prompt| truncated(prompt, truncation, group));
-                Ok(Self::Local(prompt.map_err(PredictionError::Prompt)?, model.clone()))
+                Ok(Self::Local(prompt.map_err(PredictionError::Prompt)?))
             }
             (_, TokenizerChoice::Engine(_)) => Err(PredictionError::NotSinglePrompt),
             (_, TokenizerChoice::Unavailable(error)) => Err(error.clone()),
@@ -191,7 +191,7 @@ impl PromptTokens {
         match self {
             PromptTokens::Client(ids) => ids.len(),
             PromptTokens::Engine(tokens) => tokens.ids.len(),
-            PromptTokens::Local(prompt, _) => prompt.ids().len(),
+            PromptTokens::Local(prompt) => prompt.ids().len(),
             PromptTokens::WithMedia(prompt) => prompt.ids().len(),
         }
     }
@@ -221,7 +221,7 @@ impl PromptTokens {
         match self {
             PromptTokens::Client(ids) => ids.clone(),
             PromptTokens::Engine(tokens) => tokens.ids.to_vec(),
-            PromptTokens::Local(prompt, _) => prompt.ids().to_vec(),
+            PromptTokens::Local(prompt) => prompt.ids().to_vec(),
             PromptTokens::WithMedia(prompt) => prompt.ids().to_vec(),
         }
     }
@@ -229,65 +229,40 @@ impl PromptTokens {
     pub(super) fn tokenized_by(&self) -> TokenSource {
         match self {
             PromptTokens::Client(_) => TokenSource::Client,
-            PromptTokens::Local(..) | PromptTokens::WithMedia(_) => TokenSource::Gateway,
+            PromptTokens::Local(_) | PromptTokens::WithMedia(_) => TokenSource::Gateway,
             PromptTokens::Engine(EngineTokens { from_cache: true, .. }) => TokenSource::EngineCache,
             PromptTokens::Engine(_) => TokenSource::Engine,
         }
     }
 
-    /// The prompt's full blocks. Those cached from an earlier turn of the conversation are not hashed again.
+    /// The prompt's full blocks. The beginnings of earlier prompts are not hashed again, if the request `is_plain`: without extra keys,
+    /// which change all hashes.
     pub(super) fn blocks(
         &self,
-        keyspace: &BlockKeyspace,
+        prefixes: &HashedPrefixes,
+        hash_use: HashUse<'_>,
         scheme: HashScheme,
         is_plain: bool,
-    ) -> SharedPromptBlocks {
-        let (prompt, model) = match self {
-            PromptTokens::Client(ids) => return CachedPromptBlocks::of(ids, keyspace, scheme),
-            PromptTokens::Engine(tokens) => return CachedPromptBlocks::of(&tokens.ids, keyspace, scheme),
-            PromptTokens::WithMedia(prompt) => return prompt.blocks(keyspace, scheme, is_plain),
-            PromptTokens::Local(prompt, model) => (prompt, model),
-        };
-        // A salt changes all hashes, and the cached ones were computed without one.
-        let (mut blocks, rest) =
-            if is_plain { common(prompt, keyspace) } else { (Vec::new(), prompt.ids().to_vec()) };
-        BlockHashChain::resume(scheme, &blocks).extend(&rest, &mut blocks);
-        let cached = Arc::new(CachedPromptBlocks { keyspace: keyspace.clone(), blocks });
-        if is_plain {
-            model.cache_conversation(prompt, cached.clone());
+    ) -> HashedTokens {
+        match self {
+            PromptTokens::Local(prompt) if is_plain => prefixes.hash(prompt.ids(), hash_use, scheme),
+            PromptTokens::Local(prompt) => HashedTokens::of(&prompt.ids().to_vec(), scheme),
+            PromptTokens::Client(ids) => HashedTokens::of(ids, scheme),
+            PromptTokens::Engine(tokens) => HashedTokens::of(&tokens.ids, scheme),
+            PromptTokens::WithMedia(prompt) => prompt.blocks(scheme),
         }
-        cached
     }
 }
 
-/// Blocks that the prompt shares with the cached ones of its conversation, and the tokens after them.
-fn common(
-    prompt: &TokenizedPrompt<SharedPromptBlocks>,
-    keyspace: &BlockKeyspace,
-) -> (Vec<HashedBlock>, Vec<u32>) {
-    let block = keyspace.page_tokens() as usize;
-    // A block that also depends on the next token (bigrams) is only shared if that token is.
-    let full = prompt.cached_prefix_tokens().saturating_sub(1) / block;
-    let blocks = match prompt.slot().filter(|cached| cached.keyspace == *keyspace) {
-        Some(cached) => cached.blocks[..full.min(cached.blocks.len())].to_vec(),
-        None => Vec::new(),
-    };
-    let mut rest = Vec::with_capacity(prompt.ids().len() - blocks.len() * block);
-    prompt.ids().slices_from(blocks.len() * block).for_each(|ids| rest.extend_from_slice(ids));
-    (blocks, rest)
-}
+impl HashedTokens {
+    pub(super) fn new(blocks: Vec<HashedBlock>) -> Self {
+        Self { blocks: blocks.into() }
+    }
 
-impl CachedPromptBlocks {
-    pub(super) fn of(ids: &[u32], keyspace: &BlockKeyspace, scheme: HashScheme) -> SharedPromptBlocks {
+    pub(super) fn of(ids: &[u32], scheme: HashScheme) -> Self {
         let mut blocks = Vec::new();
         BlockHashChain::new(scheme).extend(ids, &mut blocks);
-        Arc::new(Self { keyspace: keyspace.clone(), blocks })
-    }
-
-    /// The first `count` blocks of a prompt.
-    pub(super) fn first(all: &Self, count: usize) -> Self {
-        let blocks = all.blocks[..count.min(all.blocks.len())].to_vec();
-        Self { keyspace: all.keyspace.clone(), blocks }
+        Self::new(blocks)
     }
 
     /// The blocks in prompt order.
@@ -298,10 +273,10 @@ impl CachedPromptBlocks {
 
 /// The part of a prompt that an engine of the group computes. An engine that returned the tokens has already truncated them.
 fn truncated(
-    prompt: TokenizedPrompt<SharedPromptBlocks>,
+    prompt: TokenizedPrompt,
     truncation: Option<PromptTruncation>,
     group: &EngineGroup,
-) -> Result<TokenizedPrompt<SharedPromptBlocks>, PromptError> {
+) -> Result<TokenizedPrompt, PromptError> {
     match truncation {
         Some(truncation) if group.engine == EngineKind::Vllm => {
             prompt.truncated(truncation, group.context_length)

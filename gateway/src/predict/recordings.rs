@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::feeds::EngineEventApplier;
 use super::predictor_tests::OneEngine;
-use super::prompt_tokens::PromptTokens;
+use super::prompt_tokens::HashedTokens;
 use crate::feedback::ExpectedHits;
 use crate::kv_index::{BlockExtraKeys, HashRuleStatus};
 
@@ -204,7 +204,7 @@ fn predict_media(world: &OneEngine, recorded: &RecordedPrompt) -> u32 {
         length: *length,
     };
     let scheme = scheme.with_media(recorded.media.iter().map(item).collect()).unwrap();
-    let blocks = PromptTokens::Client(recorded.prompt.clone()).blocks(keyspace, scheme, true);
+    let blocks = HashedTokens::of(&recorded.prompt, scheme);
     let usable = (recorded.prompt.len() - 1) / keyspace.page_tokens() as usize;
     let keys: Vec<u64> =
         blocks.blocks().iter().take(usable).map(|block| keyspace.namespace().key(block.event_hash)).collect();

@@ -6,7 +6,7 @@ use mooncake_wire::admin::DescribedPrompt;
 use mooncake_wire::key::BlockKeyHash;
 use moongate_block_hash::{BlockDigest, HashedBlock};
 
-use super::prompt_tokens::SharedPromptBlocks;
+use super::prompt_tokens::HashedTokens;
 use crate::feedback::StoredPrompt;
 use crate::kv_index::StoreKeyNaming;
 
@@ -14,7 +14,7 @@ use crate::kv_index::StoreKeyNaming;
 #[derive(Debug, Clone)]
 pub(super) struct StoredBlocks {
     pub(super) naming: Arc<StoreKeyNaming>,
-    pub(super) blocks: SharedPromptBlocks,
+    pub(super) blocks: HashedTokens,
     /// Length of the prompt.
     pub(super) tokens: u32,
 }

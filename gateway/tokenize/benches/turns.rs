@@ -77,14 +77,12 @@ fn tokens(model: &PromptTokenizer, messages: &[Value]) -> usize {
 
 fn turns(criterion: &mut Criterion) {
     let Some(folder) = std::env::var_os("MOONGATE_BENCH_TOKENIZER").map(PathBuf::from) else { return };
-    let model: PromptTokenizer =
-        PromptTokenizer::load(&folder, PromptDialect::Vllm, PromptLimits::default()).unwrap();
+    let model = PromptTokenizer::load(&folder, PromptDialect::Vllm, PromptLimits::default()).unwrap();
     let mut messages = conversation(&model, 1);
     let first = body(&messages);
     let text = |raw: &[u8]| model.render_chat(&ChatBody::parse(raw).unwrap(), TemplateTime::utc(0)).unwrap();
     model.read_chat(&first).unwrap();
     let first_text = TextPrompt::Text(text(&first));
-    let prompt = model.tokenize_text(&first_text, false).unwrap();
     messages.push(json!({ "role": "assistant", "content": UniqueWords(7).paragraph(150) }));
     messages.push(json!({ "role": "user", "content": UniqueWords(8).paragraph(50) }));
     let next = body(&messages);
@@ -108,13 +106,8 @@ fn turns(criterion: &mut Criterion) {
     group.bench_function("first turn, cached words", |bencher| {
         bencher.iter(|| black_box(model.tokenize_text(&first_text, false).unwrap()));
     });
-    model.cache_conversation(&prompt, ());
     group.bench_function("follow-up turn", |bencher| {
         bencher.iter(|| black_box(model.tokenize_text(&next_text, false).unwrap()));
-    });
-    let next_prompt = model.tokenize_text(&next_text, false).unwrap();
-    group.bench_function("follow-up turn, caching the prompt", |bencher| {
-        bencher.iter(|| model.cache_conversation(black_box(&next_prompt), ()));
     });
     group.bench_function("parsing the body", |bencher| {
         bencher.iter(|| black_box(ChatBody::parse(&next).unwrap()));

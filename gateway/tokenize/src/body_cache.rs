@@ -21,6 +21,8 @@ use crate::error::PromptError;
 
 /// Smaller bodies are not cached: parsing them takes some microseconds.
 const MIN_CACHED_BYTES: usize = 16 << 10;
+/// Shorter lists of messages are not cached: most of them are of requests that no other one continues.
+const MIN_CACHED_TURNS: usize = 3;
 /// Number of bytes before the end of a message that are hashed for the index.
 const WINDOW: usize = 256;
 /// Maximum number of lookups per new body.
@@ -187,7 +189,9 @@ impl ModelBodyCache {
             return Ok(read);
         }
         let read = B::parse(body)?;
-        if let Some((start, messages)) = located::<B>(body, 0, read.turns()) {
+        if read.turns().len() >= MIN_CACHED_TURNS
+            && let Some((start, messages)) = located::<B>(body, 0, read.turns())
+        {
             self.insert(B::LIST, body, start, messages);
         }
         Ok(read)

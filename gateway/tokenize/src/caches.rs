@@ -4,35 +4,35 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::body_cache::{BodyCache, ModelBodyCache, body_cache};
-use crate::conversation_cache::{ConversationCache, ModelConversationCache, conversation_cache};
+use crate::segment_cache::{ModelSegmentCache, SegmentCache, segment_cache};
 
 /// Caches shared by all models. Clones share the same caches.
 #[derive(Clone)]
-pub struct PromptCaches<S> {
+pub struct PromptCaches {
     bodies: BodyCache,
-    conversations: ConversationCache<S>,
+    segments: SegmentCache,
     owners: Arc<AtomicU32>,
 }
 
-impl<S: Clone + Send + Sync + 'static> PromptCaches<S> {
-    /// Caches of at most `bytes`: half for prompts, half for bodies.
+impl PromptCaches {
+    /// Caches of at most `bytes`: a quarter for bodies of conversations, the rest for tokens.
     #[must_use]
-    pub fn new(bytes: u64) -> PromptCaches<S> {
-        let (bodies, conversations) = (body_cache(bytes / 2), conversation_cache(bytes / 2));
-        PromptCaches { bodies, conversations, owners: Arc::default() }
+    pub fn new(bytes: u64) -> PromptCaches {
+        let (bodies, segments) = (body_cache(bytes / 4), segment_cache(bytes - bytes / 4));
+        PromptCaches { bodies, segments, owners: Arc::default() }
     }
 
     /// The caches for one more model, under a key of its own.
-    pub(crate) fn for_model(&self) -> (ModelBodyCache, ModelConversationCache<S>) {
+    pub(crate) fn for_model(&self) -> (ModelBodyCache, ModelSegmentCache) {
         let owner = self.owners.fetch_add(1, Ordering::Relaxed);
         (
             ModelBodyCache::new(self.bodies.clone(), owner),
-            ModelConversationCache::new(self.conversations.clone(), owner),
+            ModelSegmentCache::new(self.segments.clone(), owner),
         )
     }
 }
 
-impl<S> std::fmt::Debug for PromptCaches<S> {
+impl std::fmt::Debug for PromptCaches {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PromptCaches").field("models", &self.owners).finish_non_exhaustive()
     }

@@ -5,16 +5,14 @@
 //! Requests that it cannot reproduce exactly are rejected with a reason ([`PromptError`]). An error here could only cost a cache hit, never
 //! change a response, because the engine always receives the client's own bytes.
 //!
-//! Entry point: [`PromptTokenizer`], with [`PromptTokenizer::load`] once, [`PromptTokenizer::read_conversation`] and
-//! [`PromptTokenizer::tokenize_chat`] per request, and [`PromptTokenizer::cache_conversation`] when the caller has computed its data for
-//! the conversation.
+//! Entry point: [`PromptTokenizer`], with [`PromptTokenizer::load`] once, then [`PromptTokenizer::read_conversation`] and
+//! [`PromptTokenizer::tokenize_chat`] per request.
 
 mod api;
 mod body;
 mod body_cache;
 mod caches;
 mod chat;
-mod conversation_cache;
 mod dialect;
 mod error;
 mod files;
@@ -23,6 +21,7 @@ mod model;
 mod prompt;
 mod python_text;
 mod registry;
+mod segment_cache;
 mod template;
 mod template_probe;
 mod tokenize;
@@ -36,7 +35,7 @@ pub use dialect::{ContentFormat, PromptDialect};
 pub use error::{ModelLoadError, PromptError, TokenizerLibraryError};
 pub use image_tokens::ImageTokenRule;
 pub use model::{PromptLimits, PromptTokenizer, RenderedMediaChat};
-pub use prompt::{SharedTokenIds, TokenizedPrompt};
+pub use prompt::{SegmentedTokens, TokenizedPrompt};
 pub use registry::{ModelFolder, TokenizerRegistry};
 pub use template::TemplateTime;
 #[doc(hidden)]

@@ -1,4 +1,4 @@
-//! A model: its chat templates, its tokenizer, and its cached conversations.
+//! A model: its chat templates, its tokenizer, and its caches.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -10,11 +10,11 @@ use crate::body::{ChatBody, TextPrompt};
 use crate::body_cache::ModelBodyCache;
 use crate::caches::PromptCaches;
 use crate::chat::{self, MessagesBody, ResponsesBody, TemplateInput, TemplateRules};
-use crate::conversation_cache::ModelConversationCache;
 use crate::dialect::{ContentFormat, PromptDialect};
 use crate::error::{ModelLoadError, PromptError};
 use crate::files::{ModelFiles, TemplateFile};
 use crate::prompt::TokenizedPrompt;
+use crate::segment_cache::ModelSegmentCache;
 use crate::template::{ChatTemplate, TemplateTime, content_format};
 use crate::template_probe;
 use crate::tokenize::Tokenizer;
@@ -26,26 +26,25 @@ pub struct PromptLimits {
     pub template_steps: u64,
     /// Maximum size of a rendered prompt in bytes.
     pub prompt_bytes: usize,
-    /// Size of the caches in bytes: half for prompts, half for bodies.
-    pub conversation_bytes: u64,
+    /// Size of the caches of texts and bodies in bytes.
+    pub cache_bytes: u64,
 }
 
 impl Default for PromptLimits {
     fn default() -> PromptLimits {
-        PromptLimits { template_steps: 10_000_000, prompt_bytes: 64 << 20, conversation_bytes: 256 << 20 }
+        PromptLimits { template_steps: 10_000_000, prompt_bytes: 64 << 20, cache_bytes: 64 << 20 }
     }
 }
 
-/// Converts requests for one model to token ids. `S` is the caller's data for each cached conversation, for example the states of a hash
-/// chain; its clones should be cheap.
-pub struct PromptTokenizer<S = ()> {
+/// Converts requests for one model to token ids.
+pub struct PromptTokenizer {
     engine: PromptDialect,
     template: Option<ModelTemplate>,
     tool_template: Option<ModelTemplate>,
     special_tokens: Vec<(String, Value)>,
     tokenizer: Tokenizer,
     bodies: ModelBodyCache,
-    conversations: ModelConversationCache<S>,
+    segments: ModelSegmentCache,
     /// See [`TemplateRules`].
     merges_systems: bool,
     effort_without_thinking: OnceLock<&'static str>,
@@ -66,7 +65,7 @@ struct ModelTemplate {
     format: ContentFormat,
 }
 
-impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
+impl PromptTokenizer {
     /// Loads a model from a folder with its tokenizer.json, tokenizer_config.json and optional template files, and warms it up. Blocks
     /// for about a second; do not call it on an async thread.
     ///
@@ -76,11 +75,11 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
         folder: &Path,
         engine: PromptDialect,
         limits: PromptLimits,
-    ) -> Result<PromptTokenizer<S>, ModelLoadError> {
-        Self::load_with(folder, engine, limits, &PromptCaches::new(limits.conversation_bytes))
+    ) -> Result<PromptTokenizer, ModelLoadError> {
+        Self::load_with(folder, engine, limits, &PromptCaches::new(limits.cache_bytes))
     }
 
-    /// As [`PromptTokenizer::load`], with caches shared with other models instead of [`PromptLimits::conversation_bytes`].
+    /// As [`PromptTokenizer::load`], with caches shared with other models instead of [`PromptLimits::cache_bytes`].
     ///
     /// # Errors
     /// See [`PromptTokenizer::load`].
@@ -88,8 +87,8 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
         folder: &Path,
         engine: PromptDialect,
         limits: PromptLimits,
-        caches: &PromptCaches<S>,
-    ) -> Result<PromptTokenizer<S>, ModelLoadError> {
+        caches: &PromptCaches,
+    ) -> Result<PromptTokenizer, ModelLoadError> {
         let files = ModelFiles::read(folder)?;
         let compile = |file: &Option<TemplateFile>| {
             file.as_ref().map(|file| ModelTemplate::compile(file, engine, limits.template_steps)).transpose()
@@ -101,7 +100,7 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
                 .set_text_prefix(bos)
                 .map_err(|source| ModelLoadError::Tokenize { path: files.tokenizer.clone(), source })?;
         }
-        let (bodies, conversations) = caches.for_model();
+        let (bodies, segments) = caches.for_model();
         let variables = files.special_tokens.iter().cloned();
         let (template, tool_template) = (compile(&files.default_template)?, compile(&files.tool_template)?);
         Ok(PromptTokenizer {
@@ -117,7 +116,7 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
             special_tokens: variables.map(|(name, token)| (name, Value::from(token))).collect(),
             tokenizer,
             bodies,
-            conversations,
+            segments,
             limits,
         })
     }
@@ -169,16 +168,12 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
     ///
     /// # Errors
     /// [`PromptError`] if they cannot be determined.
-    pub fn tokenize_chat(
-        &self,
-        body: &ChatBody,
-        now: TemplateTime,
-    ) -> Result<TokenizedPrompt<S>, PromptError> {
+    pub fn tokenize_chat(&self, body: &ChatBody, now: TemplateTime) -> Result<TokenizedPrompt, PromptError> {
         if let (PromptDialect::Sglang, Some(ids)) = (self.engine, &body.input_ids) {
             return Ok(TokenizedPrompt::of_ids(ids.clone()));
         }
         let (text, special) = self.rendered(body, now)?;
-        self.conversations.tokens(&self.tokenizer, &text, special)
+        self.segments.tokens(&self.tokenizer, &text, special)
     }
 
     /// Renders a chat with images, recordings or videos.
@@ -214,8 +209,8 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
     ///
     /// # Errors
     /// [`PromptError::Tokenizer`] if the text cannot be tokenized.
-    pub fn tokenize_media_chat(&self, chat: &RenderedMediaChat) -> Result<TokenizedPrompt<S>, PromptError> {
-        self.conversations.tokens(&self.tokenizer, &chat.text, chat.add_special_tokens)
+    pub fn tokenize_media_chat(&self, chat: &RenderedMediaChat) -> Result<TokenizedPrompt, PromptError> {
+        self.segments.tokens(&self.tokenizer, &chat.text, chat.add_special_tokens)
     }
 
     /// The token ids before the first image, recording or video; their blocks have the same hashes as those of text. The complete
@@ -223,9 +218,9 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
     ///
     /// # Errors
     /// [`PromptError::Tokenizer`] if the text cannot be tokenized.
-    pub fn tokenize_before_media(&self, chat: &RenderedMediaChat) -> Result<TokenizedPrompt<S>, PromptError> {
+    pub fn tokenize_before_media(&self, chat: &RenderedMediaChat) -> Result<TokenizedPrompt, PromptError> {
         let before = chat.text.get(..chat.before).unwrap_or_default();
-        self.conversations.tokens(&self.tokenizer, before, chat.add_special_tokens)
+        self.segments.tokens(&self.tokenizer, before, chat.add_special_tokens)
     }
 
     /// The text that the engine renders from a chat completion's messages.
@@ -240,20 +235,11 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
     ///
     /// # Errors
     /// [`PromptError::Tokenizer`] if the text cannot be tokenized.
-    pub fn tokenize_text(
-        &self,
-        prompt: &TextPrompt,
-        special: bool,
-    ) -> Result<TokenizedPrompt<S>, PromptError> {
+    pub fn tokenize_text(&self, prompt: &TextPrompt, special: bool) -> Result<TokenizedPrompt, PromptError> {
         match prompt {
             TextPrompt::Ids(ids) => Ok(TokenizedPrompt::of_ids(ids.clone())),
-            TextPrompt::Text(text) => self.conversations.tokens(&self.tokenizer, text, special),
+            TextPrompt::Text(text) => self.segments.tokens(&self.tokenizer, text, special),
         }
-    }
-
-    /// Caches a prompt, so that for a later prompt with this prefix only the new text is tokenized. `slot` is returned with that prompt.
-    pub fn cache_conversation(&self, prompt: &TokenizedPrompt<S>, slot: S) {
-        self.conversations.insert(prompt, slot);
     }
 
     fn template_for(&self, body: &ChatBody) -> Result<&ModelTemplate, PromptError> {
@@ -325,7 +311,7 @@ impl ModelTemplate {
     }
 }
 
-impl<S> std::fmt::Debug for PromptTokenizer<S> {
+impl std::fmt::Debug for PromptTokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Model")
             .field("engine", &self.engine)

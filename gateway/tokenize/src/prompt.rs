@@ -1,35 +1,32 @@
-//! The token ids of one prompt, in chunks shared between prompts.
+//! The token ids of one prompt, in segments shared between prompts.
 
 use std::sync::Arc;
 
 use crate::error::PromptError;
 use crate::truncation::{KeptTokens, PromptTruncation, SpecialTokenCounts};
 
-/// A chunk of a prompt: text and its ids. Shared between the turns of a conversation.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct TokenChunk {
-    pub(crate) text: Box<str>,
-    pub(crate) ids: Box<[u32]>,
+/// A part of a prompt whose tokens depend on nothing around it.
+#[derive(Debug, Clone)]
+pub(crate) struct TokenSegment {
+    pub(crate) ids: Arc<[u32]>,
+    /// Identifies the prompt up to the end of this segment; `None` where the next turn of a conversation may continue differently.
+    pub(crate) prefix: Option<u64>,
 }
 
-/// Token ids in chunks that are shared with other prompts: a later turn copies none of the earlier ids.
+/// Token ids in segments that are shared with other prompts: a later turn copies none of the earlier ids.
 #[derive(Debug, Clone)]
-pub struct SharedTokenIds {
-    chunks: Arc<[Arc<TokenChunk>]>,
+pub struct SegmentedTokens {
+    segments: Arc<[TokenSegment]>,
     len: usize,
 }
 
-impl SharedTokenIds {
-    pub(crate) fn new(chunks: Vec<Arc<TokenChunk>>) -> SharedTokenIds {
-        let len = chunks.iter().map(|chunk| chunk.ids.len()).sum();
-        SharedTokenIds { chunks: chunks.into(), len }
+impl SegmentedTokens {
+    pub(crate) fn new(segments: Vec<TokenSegment>) -> SegmentedTokens {
+        let len = segments.iter().map(|segment| segment.ids.len()).sum();
+        SegmentedTokens { segments: segments.into(), len }
     }
 
-    pub(crate) fn chunks(&self) -> &[Arc<TokenChunk>] {
-        &self.chunks
-    }
-
-    /// Number of tokens in all chunks.
+    /// Number of tokens in all segments.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
@@ -49,10 +46,10 @@ impl SharedTokenIds {
     /// The ids from position `from` on, as slices.
     pub fn slices_from(&self, from: usize) -> impl Iterator<Item = &[u32]> {
         let mut skip = from;
-        self.chunks.iter().filter_map(move |chunk| {
-            let skipped = skip.min(chunk.ids.len());
+        self.segments.iter().filter_map(move |segment| {
+            let skipped = skip.min(segment.ids.len());
             skip -= skipped;
-            let rest = &chunk.ids[skipped..];
+            let rest = &segment.ids[skipped..];
             (!rest.is_empty()).then_some(rest)
         })
     }
@@ -64,45 +61,34 @@ impl SharedTokenIds {
         self.slices().for_each(|slice| ids.extend_from_slice(slice));
         ids
     }
+
+    /// Beginnings of the prompt that other prompts may share: for each its number of tokens, and a hash of its text with a seed of this
+    /// process.
+    pub fn prefixes(&self) -> impl Iterator<Item = (usize, u64)> {
+        let mut tokens = 0;
+        self.segments.iter().map_while(move |segment| {
+            tokens += segment.ids.len();
+            Some((tokens, segment.prefix?))
+        })
+    }
 }
 
-/// The tokens of a prompt, and the caller's data of the cached conversation that it continues.
+/// The tokens of a prompt.
 #[derive(Debug, Clone)]
-pub struct TokenizedPrompt<S> {
-    pub(crate) ids: SharedTokenIds,
-    pub(crate) cached_tokens: usize,
-    pub(crate) slot: Option<S>,
+pub struct TokenizedPrompt {
+    pub(crate) ids: SegmentedTokens,
     pub(crate) special: SpecialTokenCounts,
-    /// Number of chunks without text at the start: special tokens before the text.
-    pub(crate) leading_chunks: usize,
-    /// Number of chunks, counted from the start, that end at a cut.
-    pub(crate) closed_chunks: usize,
-    /// Number of chunks, counted from the start, that came from the cache.
-    pub(crate) cached_chunks: usize,
 }
 
-impl<S> TokenizedPrompt<S> {
+impl TokenizedPrompt {
     /// The prompt's token ids.
     #[must_use]
-    pub fn ids(&self) -> &SharedTokenIds {
+    pub fn ids(&self) -> &SegmentedTokens {
         &self.ids
     }
 
-    /// Number of leading tokens shared with the cached prompt to which [`TokenizedPrompt::slot`] belongs. 0 if there is none.
-    #[must_use]
-    pub fn cached_prefix_tokens(&self) -> usize {
-        self.cached_tokens
-    }
-
-    /// The caller's data of the cached prompt ([`crate::PromptTokenizer::cache_conversation`]). It covers all of that prompt's tokens, of
-    /// which only the first [`TokenizedPrompt::cached_prefix_tokens`] are shared with this one.
-    #[must_use]
-    pub fn slot(&self) -> Option<&S> {
-        self.slot.as_ref()
-    }
-
-    /// The part of the prompt that vLLM computes under a client's limit. `context` is the engine's limit of tokens. A part has no cached
-    /// conversation.
+    /// The part of the prompt that vLLM computes under a client's limit. `context` is the engine's limit of tokens. A part has no
+    /// prefixes.
     ///
     /// # Errors
     /// [`PromptError`] if no tokens remain, or if `context` is required and unknown.
@@ -110,7 +96,7 @@ impl<S> TokenizedPrompt<S> {
         self,
         truncation: PromptTruncation,
         context: Option<u32>,
-    ) -> Result<TokenizedPrompt<S>, PromptError> {
+    ) -> Result<TokenizedPrompt, PromptError> {
         let len = self.ids.len();
         let Some(KeptTokens { head, tail }) = truncation.kept(len, self.special, context)? else {
             return Ok(self);
@@ -120,17 +106,9 @@ impl<S> TokenizedPrompt<S> {
         Ok(Self::of_ids(start.chain(end).copied().collect()))
     }
 
-    pub(crate) fn of_ids(ids: Vec<u32>) -> TokenizedPrompt<S> {
-        let chunk = TokenChunk { text: Box::default(), ids: ids.into() };
-        TokenizedPrompt {
-            ids: SharedTokenIds::new(vec![Arc::new(chunk)]),
-            cached_tokens: 0,
-            slot: None,
-            special: SpecialTokenCounts::default(),
-            leading_chunks: 0,
-            closed_chunks: 0,
-            cached_chunks: 0,
-        }
+    pub(crate) fn of_ids(ids: Vec<u32>) -> TokenizedPrompt {
+        let segment = TokenSegment { ids: ids.into(), prefix: None };
+        TokenizedPrompt { ids: SegmentedTokens::new(vec![segment]), special: SpecialTokenCounts::default() }
     }
 }
 
@@ -140,13 +118,18 @@ mod tests {
 
     #[test]
     fn slices_start_anywhere() {
-        let chunk = |ids: &[u32]| Arc::new(TokenChunk { text: Box::default(), ids: ids.into() });
-        let ids = SharedTokenIds::new(vec![chunk(&[1, 2]), chunk(&[]), chunk(&[3, 4, 5])]);
+        let segment = |ids: &[u32], prefix| TokenSegment { ids: ids.into(), prefix };
+        let ids = SegmentedTokens::new(vec![
+            segment(&[1, 2], Some(7)),
+            segment(&[], Some(8)),
+            segment(&[3, 4, 5], None),
+        ]);
         assert_eq!((ids.len(), ids.is_empty()), (5, false));
         for from in 0..7 {
             let rest: Vec<u32> = ids.slices_from(from).flatten().copied().collect();
             assert_eq!(rest, [1, 2, 3, 4, 5][from.min(5)..]);
         }
         assert_eq!(ids.to_vec(), [1, 2, 3, 4, 5]);
+        assert_eq!(ids.prefixes().collect::<Vec<_>>(), [(2, 7), (2, 8)]);
     }
 }

@@ -48,25 +48,25 @@ impl ModelFolder {
 }
 
 /// The loaded models. Readers never block; a model is added after it has been loaded.
-pub struct TokenizerRegistry<S = ()> {
-    models: ArcSwap<HashMap<String, Arc<PromptTokenizer<S>>>>,
+pub struct TokenizerRegistry {
+    models: ArcSwap<HashMap<String, Arc<PromptTokenizer>>>,
 }
 
-impl<S> TokenizerRegistry<S> {
+impl TokenizerRegistry {
     /// Creates a registry without models.
     #[must_use]
-    pub fn new() -> TokenizerRegistry<S> {
+    pub fn new() -> TokenizerRegistry {
         TokenizerRegistry { models: ArcSwap::from_pointee(HashMap::new()) }
     }
 
     /// The model of this name; `None` if it is not loaded.
     #[must_use]
-    pub fn get(&self, model: &str) -> Option<Arc<PromptTokenizer<S>>> {
+    pub fn get(&self, model: &str) -> Option<Arc<PromptTokenizer>> {
         self.models.load().get(model).cloned()
     }
 
     /// Adds a model, or replaces the one of that name.
-    pub fn insert(&self, name: &str, model: PromptTokenizer<S>) {
+    pub fn insert(&self, name: &str, model: PromptTokenizer) {
         let model = Arc::new(model);
         self.models.rcu(|models| {
             let mut models = HashMap::clone(models);
@@ -76,13 +76,13 @@ impl<S> TokenizerRegistry<S> {
     }
 }
 
-impl<S> Default for TokenizerRegistry<S> {
-    fn default() -> TokenizerRegistry<S> {
+impl Default for TokenizerRegistry {
+    fn default() -> TokenizerRegistry {
         TokenizerRegistry::new()
     }
 }
 
-impl<S> std::fmt::Debug for TokenizerRegistry<S> {
+impl std::fmt::Debug for TokenizerRegistry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_set().entries(self.models.load().keys()).finish()
     }

@@ -3,7 +3,7 @@
 use super::placement_table::mix;
 
 /// Separates blocks whose hashes may be equal: another model, block size or hash scheme gives another namespace.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BlockHashNamespace(u64);
 
 impl BlockHashNamespace {

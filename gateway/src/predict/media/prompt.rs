@@ -1,16 +1,12 @@
 //! A chat with images, recordings or videos as tokens.
 
-use std::sync::Arc;
-
 use moongate_block_hash::{HashScheme, VllmMediaItem};
 use moongate_discovery::EngineKind;
-use moongate_tokenize::{ChatBody, PromptError, TemplateTime, TokenizedPrompt};
+use moongate_tokenize::{ChatBody, PromptError, PromptTokenizer, TemplateTime};
 
 use super::expand::{ExpandedPrompt, expand};
 use super::lookup::MediaLookup;
-use crate::kv_index::BlockKeyspace;
-use crate::predict::models::BlockTokenizer;
-use crate::predict::prompt_tokens::{CachedPromptBlocks, SharedPromptBlocks};
+use crate::predict::prompt_tokens::HashedTokens;
 
 /// The tokens of a chat up to the first medium whose tokens are unknown.
 pub(in crate::predict) struct MediaPrompt {
@@ -19,9 +15,6 @@ pub(in crate::predict) struct MediaPrompt {
     /// Length of the complete prompt, if that is an estimate.
     estimated_len: Option<usize>,
     counts: MediaCounts,
-    /// The chat that begins with `ids`, except for the media.
-    rendered: TokenizedPrompt<SharedPromptBlocks>,
-    model: Arc<BlockTokenizer>,
 }
 
 /// Media of a prompt, by what is known of their tokens.
@@ -36,7 +29,7 @@ impl MediaPrompt {
     pub(in crate::predict) fn of_chat(
         chat: &ChatBody,
         body: &[u8],
-        model: Arc<BlockTokenizer>,
+        model: &PromptTokenizer,
         engine: EngineKind,
         lookup: &MediaLookup,
         now: TemplateTime,
@@ -54,13 +47,13 @@ impl MediaPrompt {
             let counts =
                 MediaCounts { exact: count(media.len()), estimated: all.saturating_sub(count(media.len())) };
             let estimated_len = (!is_complete).then(|| estimated.max(ids.len() + 1));
-            return Ok(Self { ids, media, estimated_len, counts, rendered, model });
+            return Ok(Self { ids, media, estimated_len, counts });
         }
         let before = model.tokenize_before_media(&text)?;
         let ids = before.ids().to_vec();
         let estimated_len = Some(estimated.max(ids.len() + 1));
         let counts = MediaCounts { exact: 0, estimated: all };
-        Ok(Self { ids, media: Vec::new(), estimated_len, counts, rendered: before, model })
+        Ok(Self { ids, media: Vec::new(), estimated_len, counts })
     }
 
     pub(in crate::predict) fn ids(&self) -> &[u32] {
@@ -80,29 +73,18 @@ impl MediaPrompt {
         self.counts
     }
 
-    /// The full blocks. The tokens of the chat are cached if it `is_plain`: without extra keys other than the media.
-    pub(in crate::predict) fn blocks(
-        &self,
-        keyspace: &BlockKeyspace,
-        scheme: HashScheme,
-        is_plain: bool,
-    ) -> SharedPromptBlocks {
-        let first = self.media.first().map_or(self.ids.len(), |item| item.offset as usize);
-        let blocks = if self.media.is_empty() {
-            CachedPromptBlocks::of(&self.ids, keyspace, scheme)
-        } else {
-            match scheme.clone().with_media(self.media.clone()) {
-                Ok(scheme) => CachedPromptBlocks::of(&self.ids, keyspace, scheme),
-                // Only the blocks before the first image are certain.
-                Err(_) => CachedPromptBlocks::of(&self.ids[..first], keyspace, scheme),
-            }
-        };
-        if is_plain {
-            // In the cached chat, other tokens follow.
-            let shared = first / keyspace.page_tokens().max(1) as usize;
-            let before = CachedPromptBlocks::first(&blocks, shared);
-            self.model.cache_conversation(&self.rendered, Arc::new(before));
+    /// The full blocks.
+    pub(in crate::predict) fn blocks(&self, scheme: HashScheme) -> HashedTokens {
+        if self.media.is_empty() {
+            return HashedTokens::of(&self.ids, scheme);
         }
-        blocks
+        match scheme.clone().with_media(self.media.clone()) {
+            Ok(scheme) => HashedTokens::of(&self.ids, scheme),
+            // Only the blocks before the first image are certain.
+            Err(_) => {
+                let first = self.media.first().map_or(self.ids.len(), |item| item.offset as usize);
+                HashedTokens::of(&self.ids[..first.min(self.ids.len())], scheme)
+            }
+        }
     }
 }

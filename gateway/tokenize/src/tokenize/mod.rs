@@ -2,6 +2,7 @@
 
 mod split_points;
 mod threads;
+mod word_splits;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -9,6 +10,7 @@ use std::path::Path;
 use fastokens::AddedTokenPolicy;
 
 pub(crate) use split_points::SplitPoints;
+pub(crate) use word_splits::WordSplits;
 
 use crate::error::{ModelLoadError, PromptError, TokenizerLibraryError};
 use crate::files::ModelFiles;
@@ -23,6 +25,7 @@ const WARM_UP_REPEATS: usize = 1024;
 pub(crate) struct Tokenizer {
     library: TokenizerLibrary,
     cuts: SplitPoints,
+    words: WordSplits,
     before: Vec<u32>,
     after: Vec<u32>,
 }
@@ -62,7 +65,8 @@ impl Tokenizer {
     fn with_special_tokens(library: TokenizerLibrary, files: &ModelFiles) -> Result<Tokenizer, PromptError> {
         let (before, after) = special_tokens(&library)?;
         library.encode(&WARM_UP.repeat(WARM_UP_REPEATS), false)?;
-        Ok(Tokenizer { library, cuts: SplitPoints::from_pipeline(&files.pipeline), before, after })
+        let cuts = SplitPoints::from_pipeline(&files.pipeline);
+        Ok(Tokenizer { library, cuts, words: WordSplits::from_pipeline(&files.pipeline), before, after })
     }
 
     /// The slow tokenizer for the same files, for comparisons in tests.
@@ -94,7 +98,12 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// Positions at which a text may be split.
+    /// Positions between words at which a text may be split.
+    pub(crate) fn words(&self) -> WordSplits {
+        self.words
+    }
+
+    /// Positions behind added tokens at which a text may be split.
     pub(crate) fn cuts(&self) -> &SplitPoints {
         &self.cuts
     }

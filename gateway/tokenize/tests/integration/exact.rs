@@ -109,11 +109,10 @@ fn chats_are_equal(folder: &Path, engine: PromptDialect, prepared: &str) -> usiz
             expected["text"],
             "{name}"
         );
-        // The second pass uses the conversation cache.
+        // The second time, segments are cached.
         for _ in 0..2 {
             let prompt = model.tokenize_chat(&body, TemplateTime::utc(0)).unwrap();
             assert_eq!(prompt.ids().to_vec(), ids(&expected["ids"]), "{name}");
-            model.cache_conversation(&prompt, ());
         }
         compared += 1;
     }
@@ -150,7 +149,7 @@ fn chats_with_content_parts_equal_those_of_transformers() {
 fn texts() -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut texts: Vec<String> =
-        ["ARCHITECTURE.md", "Cargo.lock", "gateway/src/app.rs", "gateway/tokenize/src/conversation_cache.rs"]
+        ["ARCHITECTURE.md", "Cargo.lock", "gateway/src/app.rs", "gateway/tokenize/src/segment_cache.rs"]
             .iter()
             .map(|path| fs::read_to_string(root.join(path)).unwrap())
             .collect();
