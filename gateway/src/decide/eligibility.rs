@@ -63,28 +63,12 @@ pub(super) struct RouteConstraints {
     /// Whether engines that lack the API can get the request in another one.
     is_translated: bool,
     samples: u32,
-    continues: Option<ContinuedResponse>,
+    /// Whether it continues a response that only the engine that made it has.
+    continues_response: bool,
+    /// That engine, if it is known.
+    response_engine: Option<InstanceId>,
     tried: Vec<Arc<UpstreamEndpoint>>,
     tier: EligibilityTier,
-}
-
-/// A response that only the engine that stored it can continue.
-#[derive(Debug, Clone)]
-struct ContinuedResponse {
-    /// That engine, if it is known.
-    engine: Option<InstanceId>,
-}
-
-impl ContinuedResponse {
-    /// Whether the engine can continue a response, or be the prefill of one that can. SGLang's pairs keep only a part of a response.
-    fn can_continue(member: &FleetMember) -> bool {
-        !member.is_sglang() || member.instance.role == EngineRole::Plain
-    }
-
-    /// Whether the engine answers the client and does not have the response.
-    fn is_elsewhere(&self, member: &FleetMember) -> bool {
-        member.instance.role != EngineRole::Prefill && Some(&member.endpoint.id) != self.engine.as_ref()
-    }
 }
 
 impl RouteConstraints {
@@ -93,14 +77,13 @@ impl RouteConstraints {
         tried: &[Arc<UpstreamEndpoint>],
         tier: EligibilityTier,
     ) -> Self {
-        let continues = routed
-            .needs_stored_response()
-            .then(|| ContinuedResponse { engine: routed.stored.engine.clone() });
+        let continues_response = routed.needs_stored_response();
         Self {
             api: routed.api,
             is_translated: matches!(routed.translated, Some(Ok(_))),
             samples: routed.routing.n,
-            continues,
+            continues_response,
+            response_engine: routed.stored.engine.clone().filter(|_| continues_response),
             tried: tried.to_vec(),
             tier,
         }
@@ -108,23 +91,24 @@ impl RouteConstraints {
 
     /// The engines that the request must avoid.
     pub(super) fn excluded(&self, fleet: &FleetSnapshot) -> Vec<InstanceIndex> {
-        let (trial, owner) = (self.trial(fleet), self.owner(fleet));
+        let (trial, required) = (self.trial(fleet), self.required_engine(fleet));
+        let is_other = |member: &FleetMember| {
+            member.instance.role != EngineRole::Prefill
+                && required.is_some_and(|required| member.endpoint.id != *required)
+        };
         let members = (0_u32..).map(InstanceIndex).zip(&fleet.members);
         members
-            .filter(|(_, member)| {
-                owner.is_some_and(|owner| owner.is_elsewhere(member)) || self.excludes(member, trial)
-            })
+            .filter(|(_, member)| is_other(member) || self.excludes(member, trial))
             .map(|(ix, _)| ix)
             .collect()
     }
 
-    /// The response to be continued, if its engine is in the fleet and has not failed this request. Other engines answer that they do not
-    /// have it.
-    fn owner(&self, fleet: &FleetSnapshot) -> Option<&ContinuedResponse> {
-        let owner = self.continues.as_ref()?;
-        let id = owner.engine.as_ref()?;
-        let is_tried = self.tried.iter().any(|tried| tried.id == *id);
-        (!is_tried && fleet.members.iter().any(|member| member.endpoint.id == *id)).then_some(owner)
+    /// The engine that has the response to be continued, if it is in the fleet and has not failed this request. Others answer that they do
+    /// not have it.
+    fn required_engine(&self, fleet: &FleetSnapshot) -> Option<&InstanceId> {
+        let engine = self.response_engine.as_ref()?;
+        let is_tried = self.tried.iter().any(|tried| tried.id == *engine);
+        (!is_tried && fleet.members.iter().any(|member| member.endpoint.id == *engine)).then_some(engine)
     }
 
     fn excludes(&self, member: &FleetMember, trial: Option<&FleetMember>) -> bool {
@@ -189,7 +173,7 @@ impl RouteConstraints {
         let endpoint = &member.endpoint;
         // An SGLang pair cannot run several samples of one prompt.
         self.has_api(member)
-            && (self.continues.is_none() || ContinuedResponse::can_continue(member))
+            && (!self.continues_response || can_continue(member))
             && (self.samples == 1 || !member.is_sglang() || member.instance.role == EngineRole::Plain)
             && (self.tier == EligibilityTier::Untried || endpoint.is_healthy())
             && (!matches!(self.tier, EligibilityTier::Trial | EligibilityTier::Available)
@@ -198,13 +182,18 @@ impl RouteConstraints {
     }
 }
 
+/// Whether the engine can continue a response, or be the prefill of one that can. SGLang's pairs keep only a part of a response.
+fn can_continue(member: &FleetMember) -> bool {
+    !member.is_sglang() || member.instance.role == EngineRole::Plain
+}
+
 /// Whether an engine of the model can continue the response that the request continues, if it does.
 pub(super) fn can_continue_response(
     fleet: &FleetSnapshot,
     model: ModelIndex,
     routed: &RoutedRequest,
 ) -> bool {
-    !routed.needs_stored_response() || fleet.members_serving(model).any(ContinuedResponse::can_continue)
+    !routed.needs_stored_response() || fleet.members_serving(model).any(can_continue)
 }
 
 /// Whether an engine of role `candidate` makes a route without the engine of role `other`.
