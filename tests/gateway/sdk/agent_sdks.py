@@ -238,11 +238,12 @@ def openai_agents():
 
 
 def langchain():
-    wish = {"model": model, "api_key": "any", "max_retries": 0, "temperature": 0}
+    wish = {"model": model, "api_key": "any", "max_retries": 0, "max_tokens": 8}
     models = [
-        ChatOpenAI(base_url=f"{base}/v1", max_tokens=8, **wish),
-        ChatOpenAI(base_url=f"{base}/v1", max_tokens=8, use_responses_api=True, **wish),
-        ChatAnthropic(base_url=base, max_tokens=8, **wish),
+        ChatOpenAI(base_url=f"{base}/v1", temperature=0, **wish),
+        ChatOpenAI(base_url=f"{base}/v1", temperature=0, use_responses_api=True, **wish),
+        # Anthropic's SDK has no parameter for it.
+        ChatAnthropic(base_url=base, model_kwargs={"extra_body": {"temperature": 0}}, **wish),
     ]
     texts = [served.invoke(prompt).text for served in models]
     assert agree(*texts), texts
