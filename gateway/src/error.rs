@@ -132,7 +132,7 @@ impl ApiErrorCode {
     }
 }
 
-/// How the clients of a path expect errors.
+/// How clients expect errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorFormat {
     /// OpenAI's, and that of all paths without a format of their own.
@@ -143,12 +143,12 @@ pub enum ErrorFormat {
 }
 
 impl ErrorFormat {
-    /// The format on this path.
+    /// The format of error responses on this path, also for requests that have no route. Of events in a stream, the API determines it
+    /// (`InferenceApi::error_format`).
     #[must_use]
     pub fn of_path(path: &str) -> Self {
         match path {
             "/v1/messages" | "/v1/messages/count_tokens" => Self::Anthropic,
-            "/v1/responses" => Self::Responses,
             _ => Self::OpenAi,
         }
     }

@@ -1,11 +1,12 @@
 //! The APIs that agents use, through pairs of every kind: the same text as a single engine, both legs, and conversations that continue a
 //! response by its id.
 
-use moongate_loadtest::engine::{SimEngineOptions, VllmConnector};
+use moongate_loadtest::engine::{SimEngine, SimEngineOptions, VllmConnector};
 use serde_json::{Value, json};
 
 use crate::harness::client_api::ClientApi;
 use crate::harness::fleet::{TestFleet, TestFleetBuilder};
+use crate::harness::metrics::metric;
 
 /// Every kind of pair.
 fn pairs() -> [(&'static str, TestFleetBuilder); 4] {
@@ -93,21 +94,53 @@ async fn messages_are_translated_for_old_pairs() {
     assert!(error.contains("messages[0].content[0]"), "{error}");
 }
 
-/// A conversation of two turns, of which the second names the first response.
-async fn continue_response(fleet: &TestFleet) -> (Value, u16, String) {
-    let model = fleet.model();
-    let body = json!({"model": model, "input": "Describe the moon gate.", "max_output_tokens": 8});
-    let first = json_of(fleet, "/v1/responses", &body).await;
-    let body = json!({"model": model, "input": "And then?", "max_output_tokens": 8, "previous_response_id": first["id"]});
-    let (status, second) = exchange(fleet, "/v1/responses", &body).await;
-    (first, status, second)
+/// The message whose model ends at once: the prefill of a Mooncake pair has dropped the blocks for which its decode would wait.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn responses_may_end_at_their_first_token() {
+    for ((name, pair), (_, single)) in pairs().into_iter().zip(pairs()) {
+        let ends =
+            |options: SimEngineOptions| SimEngineOptions { ends_at_first_token: true, ..options.fast() };
+        let (pair, single) =
+            (pair.pairs(1).tune(ends).start().await, single.plain(1).tune(ends).start().await);
+        for api in [ClientApi::Chat, ClientApi::Responses, ClientApi::Messages] {
+            let case = format!("{name}, {api:?}");
+            assert_eq!(text(&pair, api, true).await, text(&single, api, true).await, "{case}");
+        }
+        let decode = pair.engines.decodes[0].stats();
+        let recomputed = u64::from(name == "vllm mooncake");
+        assert_eq!((decode.prompt_mismatches, decode.recomputed), (0, recomputed), "{name}: {decode:?}");
+    }
+}
+
+/// The first turn of a conversation.
+async fn first_response(fleet: &TestFleet) -> Value {
+    let body = json!({"model": fleet.model(), "input": "Describe the moon gate.", "max_output_tokens": 8});
+    json_of(fleet, "/v1/responses", &body).await
+}
+
+/// The second turn, which names the first response.
+async fn continue_response(fleet: &TestFleet, first: &Value) -> (u16, String) {
+    let body = json!({"model": fleet.model(), "input": "And then?", "max_output_tokens": 8,
+        "previous_response_id": first["id"]});
+    exchange(fleet, "/v1/responses", &body).await
+}
+
+/// Stops the engine that has served a request.
+async fn stop_used(engines: &mut Vec<SimEngine>) {
+    let used = engines.iter().position(|engine| engine.stats().started > 0).unwrap();
+    engines.remove(used).stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stored_responses_continue_on_any_pair() {
     for (name, builder) in pairs() {
-        let fleet = builder.pairs(2).flag("--response-store=1048576").start().await;
-        let (first, status, second) = continue_response(&fleet).await;
+        // The second turn may be sent to each of the stopped engines first.
+        let fleet = builder.pairs(2).flag("--response-store=1048576").flag("--attempts=3");
+        let mut fleet = fleet.start().await;
+        let first = first_response(&fleet).await;
+        stop_used(&mut fleet.engines.prefills).await;
+        stop_used(&mut fleet.engines.decodes).await;
+        let (status, second) = continue_response(&fleet, &first).await;
         assert_eq!(status, 200, "{name}: {second}");
         let second: Value = serde_json::from_str(&second).unwrap();
         let tokens = |response: &Value| response["usage"]["input_tokens"].as_u64().unwrap();
@@ -151,7 +184,10 @@ async fn without_a_store_responses_continue_where_they_were_made() {
         let response_store = name != "sglang";
         let stores = move |options: SimEngineOptions| SimEngineOptions { response_store, ..options.fast() };
         let fleet = builder.pairs(2).tune(stores).start().await;
-        let (_, status, second) = continue_response(&fleet).await;
+        let first = first_response(&fleet).await;
+        let maker = fleet.engines.decodes.iter().position(|decode| decode.stats().started > 0).unwrap();
+        let decisions = metric(&fleet, "moongate_decision_seconds_count").await;
+        let (status, second) = continue_response(&fleet, &first).await;
         if name == "sglang" {
             assert_eq!(status, 501, "{name}: {second}");
             assert!(
@@ -160,6 +196,9 @@ async fn without_a_store_responses_continue_where_they_were_made() {
             );
         } else {
             assert_eq!(status, 200, "{name}: {second}");
+            assert_eq!(fleet.engines.decodes[maker].stats().started, 2, "{name}: the engine that has it");
+            let now = metric(&fleet, "moongate_decision_seconds_count").await;
+            assert_eq!(now, decisions + 1, "{name}: its load is recorded by the scheduler");
         }
     }
 }

@@ -7,6 +7,7 @@ use moongate_testkit::collector::{TestCollector, attribute_text, hex, spans_name
 use opentelemetry_proto::tonic::trace::v1::Span;
 use serde_json::json;
 
+use crate::harness::client_api::ClientApi;
 use crate::harness::fleet::{TestEngines, TestFleetBuilder};
 use crate::harness::process::{GatewayAddresses, MoongateProcess};
 use crate::harness::{TEST_TIMEOUT, client};
@@ -124,6 +125,51 @@ async fn one_request_is_one_trace_with_a_span_for_each_step() {
         let exemplar = format!("# {{trace_id=\"{TRACE}\"}}");
         assert!(metrics.lines().any(|line| line.starts_with("moongate_ttft_") && line.contains(&exemplar)));
     }
+}
+
+/// Of the APIs of agents too: a leg for each engine of the pair, and the response as the API describes it.
+#[tokio::test(flavor = "multi_thread")]
+async fn agent_apis_have_a_span_for_each_leg() {
+    for fleet in [TestFleetBuilder::sglang(), TestFleetBuilder::vllm(VllmConnector::Nixl)] {
+        let fleet = fleet.pairs(1);
+        for api in [ClientApi::Responses, ClientApi::Messages] {
+            let mut collector = TestCollector::start().await;
+            let engines = fleet.engines().await;
+            let (binary, at) = gateway(&engines, &collector, &[]).await;
+            let parent = format!("00-{TRACE}-{CALLER}-01");
+            let body = api.body(&engines.prefills[0].options().model, true, 4);
+            let request = client().post(format!("http://{}{}", at.public, api.path())).json(&body);
+            let answer = request.header("traceparent", parent).send().await.unwrap().text().await.unwrap();
+            assert!(api.is_complete(&answer), "{api:?}: {answer}");
+            binary.signal("TERM").await;
+            assert!(binary.wait().await.status.success());
+            check_agent_trace(&collector.spans(), &engines, api);
+        }
+    }
+}
+
+fn check_agent_trace(spans: &[Span], engines: &TestEngines, api: ClientApi) {
+    let root = one(spans, &format!("chat {}", engines.prefills[0].options().model));
+    assert_eq!((hex(&root.trace_id).as_str(), hex(&root.parent_span_id).as_str()), (TRACE, CALLER));
+    let of_root = |key| attribute_text(&root.attributes, key);
+    assert_eq!(of_root("url.path"), api.path());
+    let case = format!("{api:?} of {:?}: {:?}", engines.prefills[0].options().protocol, root.attributes);
+    assert_eq!(of_root("gen_ai.usage.output_tokens"), "4", "{case}");
+    assert_eq!(of_root("http.response.status_code"), "200", "{case}");
+    assert!(!of_root("gen_ai.response.id").is_empty(), "{case}");
+    for (name, engine) in [("prefill", &engines.prefills[0]), ("decode", &engines.decodes[0])] {
+        let leg = one(spans, name);
+        assert_eq!((&leg.trace_id, &leg.parent_span_id), (&root.trace_id, &root.span_id), "{name}");
+        let [trace, span, _] = parent_given_to(engine);
+        assert_eq!((trace.as_str(), span), (TRACE, hex(&leg.span_id)), "{name}: the engine's parent");
+        let of_leg = |key| attribute_text(&leg.attributes, key);
+        assert_eq!(of_leg("server.address"), engine.addr().ip().to_string(), "{name}");
+        assert_eq!(of_leg("server.port"), engine.addr().port().to_string(), "{name}");
+        assert_eq!(of_leg("http.response.status_code"), "200", "{name}");
+        assert!(!of_leg("moongate.engine").is_empty() && of_leg("error.type").is_empty(), "{name}: {leg:?}");
+    }
+    let first_byte = one(spans, "first byte");
+    assert_eq!(first_byte.parent_span_id, one(spans, "decode").span_id);
 }
 
 /// The trace alone shows which engine failed, when and how, which leg was aborted, the retry, and the final response. It is exported

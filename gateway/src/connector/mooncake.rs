@@ -1,10 +1,12 @@
-//! vLLM's MooncakeConnector: both legs at once, linked by a transfer id.
+//! vLLM's MooncakeConnector: both legs at once, except for messages, linked by a transfer id.
 
 use std::collections::BTreeMap;
 
 use moongate_discovery::BootstrapAddress;
+use serde::Deserialize;
 
 use super::{ConnectorAttempt, LegConnector, LegOrder, PrefillLeg, vllm};
+use crate::request_body::InferenceApi;
 use crate::routed_request::random_uuid;
 use crate::upstream::PreparedRequest;
 
@@ -52,17 +54,26 @@ impl<'a> MooncakeConnector<'a> {
 
 impl LegConnector for MooncakeConnector<'_> {
     /// An aborted prefill blocks one of the engine's few sender workers for eight minutes
-    /// (`VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT`), whereas it ends after one token anyway.
+    /// (`VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT`), whereas it ends after one token anyway. Without a decode that waits for it, it blocks none.
+    ///
+    /// Only Messages cannot forbid an early end, so the decode of a message starts when the end of the prefill is known: it would wait the
+    /// same eight minutes for blocks that were dropped.
     fn prefill(&self, attempt: &ConnectorAttempt<'_>) -> Option<PrefillLeg> {
-        vllm::prefill_leg(attempt, Some(self.prefill_params()), LegOrder::Together { may_cancel: false })
+        let order = match attempt.routed.api {
+            InferenceApi::Messages => LegOrder::PrefillFirst,
+            _ => LegOrder::Together { may_cancel: false },
+        };
+        vllm::prefill_leg(attempt, Some(self.prefill_params()), order)
     }
 
     fn main(
         &self,
         attempt: &ConnectorAttempt<'_>,
-        _: Option<&[u8]>,
+        prefill_response: Option<&[u8]>,
     ) -> Result<PreparedRequest, &'static str> {
-        Ok(vllm::decode_request(attempt, Some(self.decode_params())))
+        // Without parameters the decode computes the prompt.
+        let params = (!prefill_response.is_some_and(has_dropped_blocks)).then(|| self.decode_params());
+        Ok(vllm::decode_request(attempt, params))
     }
 
     /// After a restart, a prefill has a new engine id, and the decode answers 500 to the old one.
@@ -71,14 +82,33 @@ impl LegConnector for MooncakeConnector<'_> {
     }
 }
 
+/// Whether the prefill of a message has dropped its blocks: vLLM keeps only those of a request that ended by length. It has ended so, for
+/// the engine, at a stop sequence too.
+fn has_dropped_blocks(prefill_response: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct MessageEnd<'a> {
+        stop_reason: Option<&'a str>,
+    }
+    serde_json::from_slice::<MessageEnd<'_>>(prefill_response)
+        .is_ok_and(|message| !matches!(message.stop_reason, Some("max_tokens" | "stop_sequence")))
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
 
     use super::*;
     use crate::connector::LegEngine;
-    use crate::request_body::InferenceApi;
     use crate::routed_request::RoutedRequest;
+
+    #[test]
+    fn blocks_are_kept_at_the_limit_only() {
+        let is_dropped =
+            |reason: &str| has_dropped_blocks(format!(r#"{{"stop_reason":{reason}}}"#).as_bytes());
+        assert!(is_dropped(r#""end_turn""#) && is_dropped("null"));
+        assert!(!is_dropped(r#""max_tokens""#) && !is_dropped(r#""stop_sequence""#));
+        assert!(!has_dropped_blocks(b"not JSON"));
+    }
 
     #[test]
     fn mooncake_names_transfer_and_bootstrap() {

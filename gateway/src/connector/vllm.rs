@@ -59,7 +59,8 @@ pub(super) fn rank_header(engine: LegEngine<'_>) -> Option<(HeaderName, HeaderVa
 }
 
 /// Members that limit a response to one token, in the API's own terms, and keep it from ending earlier: vLLM drops the blocks of a request
-/// that did not end by length. In Anthropic's API nothing does; without blocks, the decode engine computes the prompt.
+/// that did not end by length. In Anthropic's API nothing does (vLLM ignores unknown members of it); without blocks, the decode engine
+/// computes the prompt.
 const fn prefill_limits(api: InferenceApi) -> &'static [(BodyMember, &'static str)] {
     match api {
         InferenceApi::Responses => &[

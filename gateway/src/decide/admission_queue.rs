@@ -18,7 +18,7 @@ use super::admission_state::{
     AdmissionState, AdmissionWaiter, DecisionRecipient, FollowerLink, LeaderLink, RouteResult,
 };
 use super::clock::SchedulerClock;
-use super::eligibility::{EligibilityTier, RouteConstraints, choose_passthrough};
+use super::eligibility::{EligibilityTier, RouteConstraints, can_continue_response, choose_passthrough};
 use super::fleet_load::fleet_load;
 use super::shared_queue::{LeaderMessage, QueueTicket, TicketMessage};
 use crate::feedback::{DecisionHistory, GatewayMetrics};
@@ -94,7 +94,10 @@ impl AdmissionQueue {
         tried: &[Arc<UpstreamEndpoint>],
     ) -> RouteResult {
         match (&routed.request, routed.api) {
-            (Some(request), api) if api != InferenceApi::Other && !routed.needs_stored_response() => {
+            (Some(request), api) if api != InferenceApi::Other => {
+                if !can_continue_response(&self.fleet.current(), request.model, routed) {
+                    return Err(ScheduleRejection::NoneAvailable { prefills: 0, decodes: 0 });
+                }
                 let mut rejection = ScheduleRejection::UnknownModel;
                 for tier in EligibilityTier::ALL {
                     let constraints = RouteConstraints::new(routed, tried, tier);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use moongate_discovery::EngineRole;
+use moongate_discovery::{EngineRole, InstanceId};
 use moongate_scheduler::{
     self as scheduler, EngineRoute, InstanceIndex, ModelIndex, RequestProfile, ScheduleRejection,
 };
@@ -63,6 +63,10 @@ pub(super) struct RouteConstraints {
     /// Whether engines that lack the API can get the request in another one.
     is_translated: bool,
     samples: u32,
+    /// Whether it continues a response that only the engine that made it has.
+    continues_response: bool,
+    /// That engine, if it is known.
+    response_engine: Option<InstanceId>,
     tried: Vec<Arc<UpstreamEndpoint>>,
     tier: EligibilityTier,
 }
@@ -73,15 +77,38 @@ impl RouteConstraints {
         tried: &[Arc<UpstreamEndpoint>],
         tier: EligibilityTier,
     ) -> Self {
-        let is_translated = matches!(routed.translated, Some(Ok(_)));
-        Self { api: routed.api, is_translated, samples: routed.routing.n, tried: tried.to_vec(), tier }
+        let continues_response = routed.needs_stored_response();
+        Self {
+            api: routed.api,
+            is_translated: matches!(routed.translated, Some(Ok(_))),
+            samples: routed.routing.n,
+            continues_response,
+            response_engine: routed.stored.engine.clone().filter(|_| continues_response),
+            tried: tried.to_vec(),
+            tier,
+        }
     }
 
     /// The engines that the request must avoid.
     pub(super) fn excluded(&self, fleet: &FleetSnapshot) -> Vec<InstanceIndex> {
-        let trial = self.trial(fleet);
+        let (trial, required) = (self.trial(fleet), self.required_engine(fleet));
+        let is_other = |member: &FleetMember| {
+            member.instance.role != EngineRole::Prefill
+                && required.is_some_and(|required| member.endpoint.id != *required)
+        };
         let members = (0_u32..).map(InstanceIndex).zip(&fleet.members);
-        members.filter(|(_, member)| self.excludes(member, trial)).map(|(ix, _)| ix).collect()
+        members
+            .filter(|(_, member)| is_other(member) || self.excludes(member, trial))
+            .map(|(ix, _)| ix)
+            .collect()
+    }
+
+    /// The engine that has the response to be continued, if it is in the fleet and has not failed this request. Others answer that they do
+    /// not have it.
+    fn required_engine(&self, fleet: &FleetSnapshot) -> Option<&InstanceId> {
+        let engine = self.response_engine.as_ref()?;
+        let is_tried = self.tried.iter().any(|tried| tried.id == *engine);
+        (!is_tried && fleet.members.iter().any(|member| member.endpoint.id == *engine)).then_some(engine)
     }
 
     fn excludes(&self, member: &FleetMember, trial: Option<&FleetMember>) -> bool {
@@ -146,12 +173,27 @@ impl RouteConstraints {
         let endpoint = &member.endpoint;
         // An SGLang pair cannot run several samples of one prompt.
         self.has_api(member)
+            && (!self.continues_response || can_continue(member))
             && (self.samples == 1 || !member.is_sglang() || member.instance.role == EngineRole::Plain)
             && (self.tier == EligibilityTier::Untried || endpoint.is_healthy())
             && (!matches!(self.tier, EligibilityTier::Trial | EligibilityTier::Available)
                 || (!endpoint.breaker.is_open() && (is_trial || !endpoint.silence.is_suspect())))
             && !self.tried.iter().any(|tried| Arc::ptr_eq(tried, endpoint))
     }
+}
+
+/// Whether the engine can continue a response, or be the prefill of one that can. SGLang's pairs keep only a part of a response.
+fn can_continue(member: &FleetMember) -> bool {
+    !member.is_sglang() || member.instance.role == EngineRole::Plain
+}
+
+/// Whether an engine of the model can continue the response that the request continues, if it does.
+pub(super) fn can_continue_response(
+    fleet: &FleetSnapshot,
+    model: ModelIndex,
+    routed: &RoutedRequest,
+) -> bool {
+    !routed.needs_stored_response() || fleet.members_serving(model).any(can_continue)
 }
 
 /// Whether an engine of role `candidate` makes a route without the engine of role `other`.
@@ -178,8 +220,8 @@ const TOKENIZER_PATHS: [&str; 5] =
 
 /// Route of paths that the gateway does not interpret: one engine gets the request unchanged. A plain worker is preferred, then a
 /// decode (vLLM's computes the prompt itself without a KV cache), then a prefill, except for paths that only tokenize; among equal
-/// engines, the one with the fewest requests. Engines themselves reject what they do not support. A request that refers to
-/// a stored response goes to the engine that has it, if that is known and still there.
+/// engines, the one with the fewest requests. Engines themselves reject what they do not support. A request about a stored response goes
+/// to the engine that has it, if that is known and still there.
 pub(super) fn choose_passthrough(
     fleet: &FleetSnapshot,
     request: Option<&RequestProfile>,
@@ -187,13 +229,6 @@ pub(super) fn choose_passthrough(
     tried: &[Arc<UpstreamEndpoint>],
 ) -> Result<ChosenRoute, ScheduleRejection> {
     let has_response = |member: &FleetMember| Some(&member.endpoint.id) == routed.stored.engine.as_ref();
-    // SGLang's engines of a pair cannot generate alone.
-    let can_continue = |member: &FleetMember| {
-        !routed.needs_stored_response() || !member.is_sglang() || member.instance.role == EngineRole::Plain
-    };
-    if !fleet.members.iter().any(can_continue) {
-        return Err(ScheduleRejection::NoneAvailable { prefills: 0, decodes: 0 });
-    }
     let serves = |ix: usize| {
         let instance = &fleet.cluster.instances()[ix];
         request.is_none_or(|request| instance.models.contains(&request.model))
@@ -209,7 +244,7 @@ pub(super) fn choose_passthrough(
         .members
         .iter()
         .enumerate()
-        .filter(|(ix, member)| serves(*ix) && can_continue(member))
+        .filter(|(ix, _)| serves(*ix))
         .filter(|(_, member)| !tried.iter().any(|tried| Arc::ptr_eq(tried, &member.endpoint)))
         .min_by_key(|(_, member)| {
             let endpoint = &member.endpoint;

@@ -233,7 +233,7 @@ fn rejection_error(rejection: &ScheduleRejection, routed: &RoutedRequest, is_out
         ScheduleRejection::UnknownModel => {
             unavailable(format!("no engine that serves {model} is usable any more"))
         }
-        ScheduleRejection::NoneAvailable { .. } if routed.needs_stored_response() => ApiError::new(
+        ScheduleRejection::NoneAvailable { prefills: 0, decodes: 0 } if routed.needs_stored_response() => ApiError::new(
             ApiErrorCode::UnsupportedByFleet,
             "no engine of this fleet can continue a response, because SGLang's pairs keep only a part of it; send the whole \
              conversation in `input`, or start the gateway with --response-store",

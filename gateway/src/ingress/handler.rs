@@ -259,7 +259,6 @@ fn record_stored_response(
 fn relayed<'a>(gateway: &'a GatewayContext, routed: &'a RoutedRequest) -> RelayedRequest<'a> {
     RelayedRequest {
         api: routed.api,
-        error_format: ErrorFormat::of_path(routed.uri.path()),
         model: routed.model.as_ref(),
         stream: routed.routing.stream,
         force_close: &gateway.force_close,

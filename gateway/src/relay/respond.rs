@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::merge::{SampleResponse, merge_complete, merge_stream};
 use super::stream::{RelayContext, ResponseRelay};
 use crate::decide::InFlightGuard;
-use crate::error::{ApiError, ErrorFormat};
+use crate::error::ApiError;
 use crate::feedback::RequestRecorder;
 use crate::legs::{LegPair, ResponsePayload, ResponseStart};
 use crate::request_body::InferenceApi;
@@ -35,7 +35,6 @@ pub(crate) enum DispatchedResponse {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RelayedRequest<'a> {
     pub(crate) api: InferenceApi,
-    pub(crate) error_format: ErrorFormat,
     pub(crate) model: Option<&'a Arc<str>>,
     /// Whether the client wants a stream.
     pub(crate) stream: bool,
@@ -129,7 +128,7 @@ fn relay(
 ) -> ResponseRelay {
     let context = RelayContext {
         events,
-        error_format: request.error_format,
+        error_format: request.api.error_format(),
         in_flight,
         recorder,
         force_close: Box::pin(request.force_close.clone().cancelled_owned()),

@@ -93,8 +93,12 @@ impl ResponseRelay {
             events.map(|events| ResponseSummary::read(events.last_payload())).unwrap_or_default();
         let previous =
             events.map(|events| ResponseSummary::read(events.previous_payload())).unwrap_or_default();
-        // In Anthropic's API the counts are in the event before the last.
-        summary.usage = summary.usage.or(previous.usage);
+        let first = events.map(|events| ResponseSummary::read(events.first_payload())).unwrap_or_default();
+        // In Anthropic's API the counts are in the event before the last, and those of the input perhaps only in the first.
+        summary.usage = summary
+            .usage
+            .or(previous.usage)
+            .map(|usage| usage.with_input_of(first.usage.unwrap_or_default()));
         // Without usage: engines send an event per token, unless configured otherwise.
         let tokens = summary.usage.map(|usage| usage.completion_tokens).filter(|tokens| *tokens > 0);
         self.context
@@ -103,6 +107,7 @@ impl ResponseRelay {
         if let Some(recorder) = &mut self.context.recorder {
             let last = events.map(|events| events.last_payload().as_ref()).unwrap_or_default();
             recorder.completed(summary.usage, prefill_usage, last, |finish| {
+                finish.add(&first);
                 finish.add(&previous);
                 finish.add(&summary);
             });

@@ -2,6 +2,8 @@
 
 use moongate_tokenize::ConversationApi;
 
+use crate::error::ErrorFormat;
+
 /// Families of requests with their own body format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum InferenceApi {
@@ -65,6 +67,15 @@ impl InferenceApi {
             Self::Messages => "messages",
             Self::Generate => "generate",
             Self::Other => "other",
+        }
+    }
+
+    /// The format of errors in its streams.
+    pub(crate) const fn error_format(self) -> ErrorFormat {
+        match self {
+            Self::Messages => ErrorFormat::Anthropic,
+            Self::Responses => ErrorFormat::Responses,
+            Self::Chat | Self::Completions | Self::Generate | Self::Other => ErrorFormat::OpenAi,
         }
     }
 

@@ -27,6 +27,9 @@ struct AgentResponse<'a> {
     /// In an event of the Responses API.
     #[serde(borrow)]
     response: Option<Box<AgentResponse<'a>>>,
+    /// In the first event of the Messages API.
+    #[serde(borrow)]
+    message: Option<Box<AgentResponse<'a>>>,
 }
 
 #[derive(Deserialize)]
@@ -50,6 +53,8 @@ struct UsageOnly {
 
 #[derive(Deserialize)]
 struct AgentUsage {
+    /// SGLang reports them only in the first event of a message.
+    #[serde(default)]
     input_tokens: u64,
     #[serde(default)]
     output_tokens: u64,
@@ -75,14 +80,15 @@ impl From<AgentUsage> for TokenUsage {
 
 /// The fields of such a response; `None` for one of another API, and for events without counts.
 pub(super) fn summary(json: &[u8]) -> Option<ResponseSummary<'_>> {
-    static COUNTS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"input_tokens\""));
+    // Of the input or the output.
+    static COUNTS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"put_tokens\""));
     COUNTS.find(json)?;
     let Ok(mut response) = serde_json::from_slice::<AgentResponse<'_>>(json) else {
         let UsageOnly { usage, response } = serde_json::from_slice(json).ok()?;
         let usage = usage.or_else(|| response?.usage)?;
         return Some(ResponseSummary { usage: Some(usage.into()), ..ResponseSummary::default() });
     };
-    if let Some(inner) = response.response.take() {
+    if let Some(inner) = response.response.take().or(response.message.take()) {
         response = *inner;
     }
     let usage = response.usage?;
@@ -141,6 +147,19 @@ mod tests {
         let usage = TokenUsage { prompt_tokens: 33, completion_tokens: 2, cached_tokens: None };
         let (found, finish) = read(delta);
         assert_eq!((found, finish.finish_reasons), (Some(usage), vec!["end_turn".to_owned()]));
+    }
+
+    #[test]
+    fn sglang_has_input_and_output_of_a_message_in_two_events() {
+        let start = r#"{"type":"message_start","message":{"id":"msg_1","type":"message","content":[],
+            "usage":{"input_tokens":1,"cache_read_input_tokens":32}}}"#;
+        let (input, finish) = read(start);
+        assert_eq!((finish.id.as_deref(), finish.finish_reasons.len()), (Some("msg_1"), 0));
+        let delta =
+            r#"{"type":"message_delta","delta":{"stop_reason":"max_tokens"},"usage":{"output_tokens":24}}"#;
+        let usage = TokenUsage { prompt_tokens: 33, completion_tokens: 24, cached_tokens: Some(32) };
+        assert_eq!(read(delta).0.unwrap().with_input_of(input.unwrap()), usage);
+        assert_eq!(usage.with_input_of(TokenUsage::default()), usage);
     }
 
     #[test]

@@ -53,6 +53,11 @@ impl ResponseEvents {
         self.framer.is_in_preamble()
     }
 
+    /// JSON of the engine's first event, if its API has typed events.
+    pub(crate) fn first_payload(&self) -> &Bytes {
+        self.framer.first_payload()
+    }
+
     /// JSON of the engine's last event.
     pub(crate) fn last_payload(&self) -> &Bytes {
         self.framer.last_payload()

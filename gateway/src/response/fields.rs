@@ -164,6 +164,14 @@ impl TokenUsage {
     pub(crate) fn read(json: &[u8]) -> Option<Self> {
         ResponseSummary::read(json).usage
     }
+
+    /// The counts with those of the input that an earlier event of the stream has reported, if they are missing.
+    pub(crate) fn with_input_of(self, earlier: Self) -> Self {
+        if self.prompt_tokens > 0 {
+            return self;
+        }
+        Self { completion_tokens: self.completion_tokens, ..earlier }
+    }
 }
 
 impl ResponseFinish {

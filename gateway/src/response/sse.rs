@@ -15,12 +15,17 @@ use crate::request_body::StreamEnd;
 /// Longest event that is buffered: a chunk with many logprobs is tens of kilobytes.
 const MAX_EVENT_BYTES: usize = 4 << 20;
 
+/// Longest first event that is kept.
+const MAX_FIRST_PAYLOAD_BYTES: usize = 4 << 10;
+
 /// Passes complete events on and buffers an incomplete one until its end arrives.
 #[derive(Debug)]
 pub struct SseFramer {
     end: StreamEnd,
     /// Start of an incomplete event. It contains no event end, so it is not searched again.
     partial: BytesMut,
+    /// Payload of the first event of an API whose events have types, unless it is long.
+    first_payload: Bytes,
     /// Payload of the last `data:` line that was JSON.
     last_payload: Bytes,
     /// Payload of the one before.
@@ -76,6 +81,7 @@ impl SseFramer {
         Self {
             end,
             partial: BytesMut::new(),
+            first_payload: Bytes::new(),
             last_payload: Bytes::new(),
             previous_payload: Bytes::new(),
             events: 0,
@@ -158,6 +164,12 @@ impl SseFramer {
         matches!(self.end, StreamEnd::EventType(_)) && !self.done && self.preamble == self.events
     }
 
+    /// JSON payload of the first event, which has the id and the input tokens of a message; empty in other APIs.
+    #[must_use]
+    pub fn first_payload(&self) -> &Bytes {
+        &self.first_payload
+    }
+
     /// JSON payload of the last event, which carries usage.
     #[must_use]
     pub fn last_payload(&self) -> &Bytes {
@@ -217,6 +229,10 @@ impl SseFramer {
             self.done |= matches!(self.end, StreamEnd::Done);
         } else if payload.starts_with(b"{") && payload.trim_ascii_end().ends_with(b"}") {
             self.classify(&payload);
+            let is_kept = self.events == 0 && payload.len() <= MAX_FIRST_PAYLOAD_BYTES;
+            if is_kept && matches!(self.end, StreamEnd::EventType(_)) {
+                self.first_payload = payload.clone();
+            }
             self.previous_payload = std::mem::replace(&mut self.last_payload, payload);
             self.events += 1;
         } else {

@@ -1,5 +1,5 @@
-//! Anthropic Messages and OpenAI Responses for engines that have only chat completions: a request is translated to a chat completion, and
-//! the response or stream back. Pure: bytes in, bytes out.
+//! Anthropic Messages for engines that lack them: a request is translated to a chat completion, and the response or stream back. Pure:
+//! bytes in, bytes out.
 //!
 //! A request is translated without loss or rejected with the name of the member that a chat completion cannot express
 //! ([`Untranslatable`]); hints that no engine follows are dropped. The conversion of Messages follows the one inside SGLang 0.5.23
@@ -12,11 +12,7 @@ mod chat;
 mod error;
 mod json;
 mod messages;
-mod responses;
 
 pub use chat::InlineSystem;
 pub use error::{StreamFailure, Untranslatable, UntranslatableResponse};
 pub use messages::{ChatStreamToMessages, chat_to_messages, messages_to_chat, messages_to_chat_with};
-pub use responses::{
-    ChatForResponses, ChatStreamToResponses, ResponsesContext, chat_to_responses, responses_to_chat,
-};

@@ -204,6 +204,8 @@ pub struct SimEngineOptions {
     /// Whether responses are stored for retrieval and continuation: vLLM's `VLLM_ENABLE_RESPONSES_API_STORE=1` and
     /// SGLang's `--enable-response-store`, which only plain engines have.
     pub response_store: bool,
+    /// Whether the model generates its end-of-sequence token first, unless the request forbids it.
+    pub ends_at_first_token: bool,
     /// Version that an SGLang engine reports; `None`: that of the API.
     pub reported_version: Option<String>,
     /// Canned chat completions instead of generated ones.
@@ -248,6 +250,7 @@ impl SimEngineOptions {
             ready_after: Duration::ZERO,
             kv_events: None,
             response_store: false,
+            ends_at_first_token: false,
             reported_version: None,
             canned: None,
         }

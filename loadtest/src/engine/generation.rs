@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::SimEngineState;
 use super::cache::CachedTokens;
-use super::config::SimRole;
+use super::config::{SimRole, VllmConnector};
 use super::events::PromptPrefix;
 use super::kv_transfer::{
     compute_prompt, kv_offer, pull_from_prefill, running_gauge, serve_to_decode, used_tokens_gauge,
@@ -71,6 +71,8 @@ pub(crate) struct GenerationJob {
     pub(crate) tool_call: Option<super::tools::SimToolCall>,
     /// Whether the first [`REASONING_TOKENS`] tokens are reasoning.
     pub(crate) thinks: bool,
+    /// Whether the first token is the end of the sequence.
+    pub(crate) ends_at_first_token: bool,
     pub(crate) transfer: SimKvTransfer,
     pub(crate) rank: u32,
     pub(crate) timing: ScaledTiming,
@@ -128,6 +130,7 @@ pub(crate) struct ChoiceGeneration {
     generator: TokenGenerator,
     limit: u32,
     finish_at_limit: GenerationFinish,
+    ends_at_first_token: bool,
     /// Number of tokens of reasoning before the rest of the output.
     reasoning_tokens: u32,
     scripted_tokens: Option<VecDeque<String>>,
@@ -199,7 +202,10 @@ impl ChoiceGeneration {
             }
             SimKvTransfer::Retain { key } => {
                 let cached = compute_prompt(engine, job, chain).await?;
-                engine.retain_offer(key, job.rank, kv_offer(chain, cached));
+                // vLLM's MooncakeConnector drops the blocks of a request that has not ended by length.
+                if !(job.ends_at_first_token && engine.options.connector == VllmConnector::Mooncake) {
+                    engine.retain_offer(key, job.rank, kv_offer(chain, cached));
+                }
                 let permit = engine.acquire_batch_slot(job.rank).await;
                 Ok(StartedGeneration { token_generator, cached, permit })
             }
@@ -246,6 +252,7 @@ impl ChoiceGeneration {
             .as_ref()
             .map(|script| u32::try_from(script.len()).unwrap_or(u32::MAX).saturating_add(reasoning_tokens));
         let (limit, finish_at_limit) = match call_tokens {
+            _ if job.ends_at_first_token => (1, GenerationFinish::Stop(None)),
             Some(tokens) if tokens <= allowed => (tokens, GenerationFinish::ToolCalls),
             None if allowed == u32::MAX => (generator.natural_length(), GenerationFinish::Stop(None)),
             _ => (allowed, GenerationFinish::Length),
@@ -266,6 +273,7 @@ impl ChoiceGeneration {
             generator,
             limit,
             finish_at_limit,
+            ends_at_first_token: job.ends_at_first_token,
             reasoning_tokens,
             scripted_tokens,
             stop: job.stop.clone(),
@@ -304,6 +312,7 @@ impl ChoiceGeneration {
             return None;
         }
         let (part, text) = match &mut self.scripted_tokens {
+            _ if self.ends_at_first_token => (OutputPart::Content, String::new()),
             _ if self.generated < self.reasoning_tokens => {
                 (OutputPart::Reasoning, self.generator.token_text(u64::from(self.generated)))
             }

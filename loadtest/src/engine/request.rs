@@ -148,6 +148,12 @@ impl GenerationRequest {
         })
     }
 
+    /// Whether the first token must not be the end of the sequence.
+    pub(crate) fn forbids_early_end(&self) -> bool {
+        self.u32("min_tokens").is_some_and(|tokens| tokens > 0)
+            || self.body.get("ignore_eos").and_then(Value::as_bool).unwrap_or(false)
+    }
+
     /// Number of choices over all prompts.
     pub(crate) fn choice_count(&self) -> usize {
         self.prompts.len() * self.n as usize

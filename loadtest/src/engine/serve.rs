@@ -445,6 +445,7 @@ fn generation_jobs(
                 stop: parsed.stop.clone(),
                 tool_call: parsed.tool.clone(),
                 thinks: parsed.thinks,
+                ends_at_first_token: engine.options.ends_at_first_token && !parsed.forbids_early_end(),
                 transfer: handover.clone(),
                 rank: *rank,
                 timing: timing.clone(),

@@ -21,6 +21,7 @@ from direct import StandIn
 from hits import HIT_CHECKS, TOKEN_CHECKS, Hits
 from pairs import GATEWAY_PORT, HOST, MASTER, PAIRS, Pair
 from processes import Processes, Running, Server, StartFailed
+from sdks import STORE, sdks, second_turns_are_cached
 from variant_checks import VARIANT_CHECKS
 from variants import VARIANTS
 
@@ -91,18 +92,26 @@ def run_checks(pair: Pair, report: Report, processes: Processes, direct: bool) -
                 given, checks = Beside(pair, processes), BESIDE_CHECKS
             for check in checks:
                 report.run(check.__name__, lambda check=check: check(given))
-            if given is context and pair.engine == "vllm" and not (direct or pair.tokens_only):
-                target = ["--tpot-target", "10s"]
-                second = processes.start(gateway(pair, "gateway-with-target", GATEWAY_PORT + 10, flags=target))
-                processes.await_ready(second)
-                report.run(
-                    "prompts computed by decode", lambda: prompts_computed_by_decode(context, processes, second)
-                )
+            if given is context and not (direct or pair.tokens_only):
+                checks_behind_other_gateways(context, report, processes)
         if not direct:
             report.run("the gateway stops", lambda: stops_cleanly(processes, running))
     if report.failed:
         for running in processes.running:
             print(f"{report.mode}  log of {running.server.name}: {running.log}", flush=True)
+
+
+def checks_behind_other_gateways(context: Context, report: Report, processes: Processes) -> None:
+    """Each check has a gateway with flags of its own."""
+    pair = context.pair
+    checks = [("gateway-with-target", ["--tpot-target", "10s"], prompts_computed_by_decode)] if pair.engine == "vllm" else []
+    if pair.sdks:
+        report.run("second turns are cached", lambda: second_turns_are_cached(context))
+        checks.append(("gateway-with-store", STORE, sdks))
+    for number, (name, flags, check) in enumerate(checks, 1):
+        running = processes.start(gateway(pair, name, GATEWAY_PORT + 10 * number, flags=flags))
+        processes.await_ready(running)
+        report.run(check.__name__, lambda: check(context, processes, running))
 
 
 def main() -> int:

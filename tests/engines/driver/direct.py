@@ -16,13 +16,13 @@ from talk import connect, get, post
 
 
 class StandIn:
-    """Serves at the gateway's address until the `with` block is left."""
+    """Serves at the gateway's address, or at another port, until the `with` block is left."""
 
-    def __init__(self, pair: Pair):
+    def __init__(self, pair: Pair, port: int = GATEWAY_PORT):
         class Handler(_Handler):
             legs = staticmethod(_LEGS[pair.connector or pair.engine])
 
-        self.server = ThreadingHTTPServer((HOST, GATEWAY_PORT), Handler)
+        self.server = ThreadingHTTPServer((HOST, port), Handler)
         self.server.daemon_threads = True
 
     def __enter__(self) -> StandIn:

@@ -53,6 +53,8 @@ class Pair:
     lora_file: Path | None = None
     # Whether prefill and decode are names of two engines that do both.
     both_do_both: bool = False
+    # Whether SDKs are run against the pair.
+    sdks: bool = False
 
     def gateway_flags(self, tokens: list[str] | None = None) -> list[str]:
         """`tokens` are the flags for tokens of texts. Without: those of the mode."""
@@ -161,6 +163,8 @@ def sglang(
 
 # What did not arrive is computed; by default the request fails. The checks see it, by the count of moved tokens.
 RECOMPUTE = {"kv_load_failure_policy": "recompute"}
+# vLLM refuses requests with tools without them.
+TOOLS = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
 
 
@@ -179,6 +183,7 @@ def sglang_pd(installed: Path, _logs: Path) -> Pair:
         bootstrap_port=BOOTSTRAP_PORT,
         prefill=sglang(installed, "prefill", PREFILL_PORT, prefill),
         decode=sglang(installed, "decode", DECODE_PORT, decode),
+        sdks=True,
     )
 
 
@@ -190,13 +195,14 @@ def vllm_nixl(installed: Path, _logs: Path) -> Pair:
             "VLLM_NIXL_SIDE_CHANNEL_HOST": HOST,
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel),
         }
-        return vllm(installed, name, port, {"kv_connector": "NixlConnector", **transfer}, env)
+        return vllm(installed, name, port, {"kv_connector": "NixlConnector", **transfer}, env, TOOLS)
 
     return Pair(
         engine="vllm",
         connector="nixl",
         prefill=engine("prefill", PREFILL_PORT, 5600, {"kv_role": "kv_producer"}),
         decode=engine("decode", DECODE_PORT, 5601, {"kv_role": "kv_consumer", **RECOMPUTE}),
+        sdks=True,
     )
 
 
@@ -307,7 +313,7 @@ def events(port: int) -> list[str]:
 
 
 # vLLM refuses to render what it would refuse to answer.
-RENDERS = ["--enable-scale-out", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+RENDERS = ["--enable-scale-out", *TOOLS]
 
 
 def vllm_hits(installed: Path, logs: Path) -> Pair:

@@ -82,6 +82,16 @@ impl ObjectBuilder {
     }
 }
 
+/// A message of the template's input with this content.
+pub(super) fn message(role: &str, content: impl Into<Value>) -> Value {
+    ObjectBuilder::default().with("role", role).with("content", content).build()
+}
+
+/// A text in a list of parts.
+pub(super) fn text_part(text: impl Into<Value>) -> Value {
+    ObjectBuilder::default().with("type", "text").with("text", text).build()
+}
+
 /// A part of a message's content list.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum ContentPart {

@@ -9,6 +9,7 @@ mod messages;
 mod responses;
 mod rules;
 mod sglang;
+mod tools;
 mod vllm;
 
 use minijinja::Value;

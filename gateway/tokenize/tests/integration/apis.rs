@@ -1,7 +1,7 @@
 //! Requests of Anthropic's Messages API and of OpenAI's Responses API have the prompts that engines make of them.
 //!
 //! `tests/exact/messages.json` and `responses.json` contain requests. `tests/exact/prepared` contains what the engines' own code passes
-//! to transformers for each of them, recorded by `record_*_apis.py`.
+//! to transformers for each of them, recorded by `record_*.py`.
 
 use std::fs;
 use std::path::Path;
@@ -40,7 +40,7 @@ impl ApiCase {
         let of_api = |(api, name): (ConversationApi, &str)| {
             let bodies = read::<ChatCase>(&format!("{name}.json"));
             let prepared = read::<Box<RawValue>>(&format!("prepared/{engine}-{name}-{template}.json"));
-            assert_eq!(bodies.len(), prepared.len(), "run record_*_apis.py again");
+            assert_eq!(bodies.len(), prepared.len(), "run record_*.py again");
             let cases = bodies.into_iter().zip(lines(&prepared));
             cases.map(move |(case, input)| ApiCase { api, case, input }).collect::<Vec<_>>()
         };

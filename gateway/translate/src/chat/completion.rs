@@ -14,9 +14,6 @@ pub(crate) struct ChatCompletion<'a> {
     pub(crate) id: String,
     #[serde(default)]
     pub(crate) model: String,
-    /// Seconds since 1970.
-    #[serde(default)]
-    pub(crate) created: u64,
     #[serde(borrow)]
     pub(crate) choices: Vec<ChatChoice<'a>>,
     pub(crate) usage: Option<ChatUsage>,
@@ -40,9 +37,6 @@ pub(crate) struct ChatChunk<'a> {
     pub(crate) id: String,
     #[serde(default)]
     pub(crate) model: String,
-    /// Seconds since 1970.
-    #[serde(default)]
-    pub(crate) created: u64,
     #[serde(borrow)]
     pub(crate) choices: Vec<ChatChunkChoice<'a>>,
     pub(crate) usage: Option<ChatUsage>,
@@ -135,14 +129,6 @@ pub(crate) struct ChatUsage {
     pub(crate) prompt_tokens: Option<u64>,
     pub(crate) completion_tokens: Option<u64>,
     pub(crate) prompt_tokens_details: Option<PromptTokensDetails>,
-    pub(crate) completion_tokens_details: Option<CompletionTokensDetails>,
-    /// Where SGLang also reports them.
-    pub(crate) reasoning_tokens: Option<u64>,
-}
-
-#[derive(Debug, Clone, Copy, Default, Deserialize)]
-pub(crate) struct CompletionTokensDetails {
-    pub(crate) reasoning_tokens: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy, Default, Deserialize)]

@@ -27,18 +27,14 @@ impl StreamOptions {
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(crate) enum ResponseFormat<'a> {
-    JsonObject,
     JsonSchema { json_schema: JsonSchema<'a> },
 }
 
 #[derive(Debug, Serialize)]
 pub(crate) struct JsonSchema<'a> {
-    pub(crate) name: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) description: Option<String>,
+    pub(crate) name: &'static str,
     pub(crate) schema: &'a RawValue,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) strict: Option<bool>,
+    pub(crate) strict: bool,
 }
 
 /// One message; a variant per shape, since an absent member is left out.
@@ -76,25 +72,6 @@ pub(crate) enum ChatContent {
 }
 
 impl ChatContent {
-    /// Two contents of one turn, of which one may be empty.
-    pub(crate) fn join(self, after: Self) -> Self {
-        match (self, after) {
-            (Self::Text(before), other) if before.is_empty() => other,
-            (other, Self::Text(after)) if after.is_empty() => other,
-            (Self::Text(before), Self::Text(after)) => Self::Text(format!("{before}\n\n{after}")),
-            (before, after) => {
-                Self::Parts(before.into_parts().into_iter().chain(after.into_parts()).collect())
-            }
-        }
-    }
-
-    fn into_parts(self) -> Vec<ChatPart> {
-        match self {
-            Self::Text(text) => vec![ChatPart::Text { text }],
-            Self::Parts(parts) => parts,
-        }
-    }
-
     /// A single text is sent as a string, which every chat template accepts.
     pub(crate) fn from_parts(mut parts: Vec<ChatPart>) -> Self {
         match parts.pop() {
@@ -125,8 +102,6 @@ pub(crate) enum ChatPart {
 #[derive(Debug, Serialize)]
 pub(crate) struct ChatImageUrl {
     pub(crate) url: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) detail: Option<String>,
 }
 
 #[derive(Debug, Serialize)]

@@ -34,8 +34,6 @@ pub(crate) enum BlockEvent<'a> {
 pub(crate) struct ChatStreamFacts {
     pub(crate) id: String,
     pub(crate) model: String,
-    /// Seconds since 1970.
-    pub(crate) created: u64,
     pub(crate) usage: Option<ChatUsage>,
     pub(crate) finish_reason: Option<String>,
     /// The stop string, or the id of the stop token, at which the engine stopped.
@@ -53,7 +51,7 @@ pub(crate) trait BlockWriter {
         out: &mut Vec<u8>,
     ) -> Result<(), StreamFailure>;
 
-    fn write_failure(&mut self, facts: &ChatStreamFacts, failure: &StreamFailure, out: &mut Vec<u8>);
+    fn write_failure(&mut self, failure: &StreamFailure, out: &mut Vec<u8>);
 }
 
 /// Reads the stream and drives a [`BlockWriter`]. After a failure it emits nothing more, so that the stream does not look complete.
@@ -94,10 +92,6 @@ struct OpenToolCall {
 }
 
 impl ChatStreamReader {
-    pub(crate) fn facts(&self) -> &ChatStreamFacts {
-        &self.facts
-    }
-
     /// Takes complete events, and returns what the writer makes of them.
     pub(crate) fn push(&mut self, events: &[u8], writer: &mut impl BlockWriter) -> Vec<u8> {
         let mut out = Vec::new();
@@ -105,7 +99,7 @@ impl ChatStreamReader {
             return out;
         }
         if let Err(failure) = self.push_events(events, &mut BlockOutput { writer, out: &mut out }) {
-            writer.write_failure(&self.facts, &failure, &mut out);
+            writer.write_failure(&failure, &mut out);
             self.phase = StreamPhase::Failed(failure);
         }
         out
@@ -143,7 +137,6 @@ impl ChatStreamReader {
         if self.facts.id.is_empty() {
             self.facts.id = chunk.id;
             self.facts.model = chunk.model;
-            self.facts.created = chunk.created;
         }
         self.facts.usage = chunk.usage.or(self.facts.usage);
         let mut delta = ChatOutput::default();

@@ -26,12 +26,9 @@ pub(crate) struct ChatTool<'a> {
 #[derive(Debug, Serialize)]
 pub(crate) struct ChatFunctionDefinition<'a> {
     pub(crate) name: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) description: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) parameters: Option<ToolParameters<'a>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) strict: Option<bool>,
+    pub(crate) description: String,
+    pub(crate) parameters: ToolParameters<'a>,
+    pub(crate) strict: bool,
 }
 
 /// The members of a schema, in the client's order.

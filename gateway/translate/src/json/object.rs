@@ -81,11 +81,6 @@ impl<'a> JsonObject<'a> {
         if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
     }
 
-    /// A member, which stays.
-    pub(crate) fn get(&self, name: &str) -> Option<&'a RawValue> {
-        self.members.0.iter().find(|(member, _)| member == name).map(|(_, value)| *value)
-    }
-
     /// Removes a member. `null` counts as absent.
     pub(crate) fn take(&mut self, name: &str) -> Option<&'a RawValue> {
         let at = self.members.0.iter().position(|(member, _)| member == name)?;

@@ -26,5 +26,5 @@ pub(super) fn image_part(block: &mut JsonObject<'_>) -> Result<ChatPart, Untrans
         }
     };
     source.reject_rest()?;
-    Ok(ChatPart::ImageUrl { image_url: ChatImageUrl { url, detail: None } })
+    Ok(ChatPart::ImageUrl { image_url: ChatImageUrl { url } })
 }

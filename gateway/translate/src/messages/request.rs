@@ -162,10 +162,7 @@ impl<'a> OutputConfig<'a> {
         }
         let schema = format.required("schema")?;
         format.reject_rest()?;
-        let (name, description) = ("response".to_owned(), None);
-        Ok(ResponseFormat::JsonSchema {
-            json_schema: JsonSchema { name, description, schema, strict: Some(true) },
-        })
+        Ok(ResponseFormat::JsonSchema { json_schema: JsonSchema { name: "response", schema, strict: true } })
     }
 }
 

@@ -82,7 +82,7 @@ impl BlockWriter for MessageWriter {
         }
     }
 
-    fn write_failure(&mut self, _: &ChatStreamFacts, failure: &StreamFailure, out: &mut Vec<u8>) {
+    fn write_failure(&mut self, failure: &StreamFailure, out: &mut Vec<u8>) {
         out.extend(failure.message_event());
     }
 }

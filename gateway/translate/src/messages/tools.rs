@@ -37,9 +37,9 @@ fn convert_tool(mut tool: JsonObject<'_>) -> Result<ChatTool<'_>, Untranslatable
         function: ChatFunctionDefinition {
             name: tool.required_text("name")?,
             // As SGLang writes them: chat templates render both.
-            description: Some(tool.text("description")?.unwrap_or_default()),
-            parameters: Some(input_schema(&mut tool)?),
-            strict: Some(tool.parsed("strict")?.unwrap_or(false)),
+            description: tool.text("description")?.unwrap_or_default(),
+            parameters: input_schema(&mut tool)?,
+            strict: tool.parsed("strict")?.unwrap_or(false),
         },
         defer_loading: tool.parsed("defer_loading")?,
     };

@@ -3,6 +3,5 @@
 
 mod refused;
 mod response;
-mod responses;
 mod stream;
 mod vectors;

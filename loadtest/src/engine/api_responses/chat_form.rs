@@ -8,7 +8,8 @@ use super::store::StoredResponse;
 use super::{Members, invalid};
 
 /// Members that vLLM and SGLang pass on unchanged.
-const VLLM_MEMBERS: [&str; 4] = ["cache_salt", "kv_transfer_params", "ec_transfer_params", "vllm_xargs"];
+const VLLM_MEMBERS: [&str; 5] =
+    ["cache_salt", "ec_transfer_params", "ignore_eos", "kv_transfer_params", "vllm_xargs"];
 const SGLANG_MEMBERS: [&str; 8] = [
     "cache_salt",
     "extra_key",

@@ -7,8 +7,9 @@ use minijinja::Value;
 use minijinja::value::ValueKind;
 use serde::Deserialize;
 
-use super::messages::{ObjectBuilder, items, kind_of, member, pairs, text_member};
+use super::messages::{ObjectBuilder, items, kind_of, member, message, pairs, text_member};
 use super::rules::TemplateRules;
+use super::tools;
 use crate::api::ConversationApi;
 use crate::body::{ChatBody, malformed};
 use crate::dialect::PromptDialect;
@@ -66,6 +67,58 @@ impl MessagesBody {
     }
 }
 
+/// How an engine converts messages, where engines differ.
+struct MessageConversion {
+    /// The texts of the member `system`.
+    system_prompt: fn(&Value) -> Result<Vec<String>, PromptError>,
+    /// The text of a system message; `None` if it has none.
+    inline_system: fn(&Value) -> Result<Option<String>, PromptError>,
+    /// Between the texts of the system prompt.
+    separator: &'static str,
+    /// Appends what a message with this role is converted to.
+    message: fn(&'static str, &Value, &mut Vec<Value>) -> Result<(), PromptError>,
+}
+
+impl MessageConversion {
+    /// The messages of a chat. With `merges_systems`, all system messages become part of the first.
+    fn convert(&self, body: &MessagesBody, merges_systems: bool) -> Result<Vec<Value>, PromptError> {
+        let mut system = body.system.as_ref().map_or(Ok(Vec::new()), self.system_prompt)?;
+        if merges_systems {
+            for inline in &body.messages {
+                if role(inline)? == "system" {
+                    system.extend((self.inline_system)(inline)?);
+                }
+            }
+        }
+        let mut messages = Vec::with_capacity(body.messages.len() + 1);
+        if !system.is_empty() {
+            messages.push(message("system", system.join(self.separator)));
+        }
+        for given in &body.messages {
+            match role(given)? {
+                "system" if merges_systems => {}
+                role => (self.message)(role, given, &mut messages)?,
+            }
+        }
+        Ok(messages)
+    }
+}
+
+/// The blocks of a message; `None` for a text, which is appended as it is.
+fn blocks_of(
+    role: &'static str,
+    given: &Value,
+    messages: &mut Vec<Value>,
+) -> Result<Option<Vec<Value>>, PromptError> {
+    match MessageContent::of(given)? {
+        MessageContent::Text(text) => {
+            messages.push(message(role, text));
+            Ok(None)
+        }
+        MessageContent::Blocks(blocks) => Ok(Some(blocks)),
+    }
+}
+
 /// The content of a message.
 enum MessageContent {
     Text(Value),
@@ -91,18 +144,28 @@ fn role(message: &Value) -> Result<&'static str, PromptError> {
         .ok_or_else(|| PromptError::Malformed(format!("no role is named `{role}`")))
 }
 
-/// The blocks of the system prompt; a text is one block.
-fn system_blocks(system: &Value) -> Result<Vec<Value>, PromptError> {
-    if system.as_str().is_some() { Ok(vec![system.clone()]) } else { items(system, "system") }
+/// A message of the template's input with these members, of which those without a value are left out.
+fn message_of(
+    role: &'static str,
+    reasoning: Option<String>,
+    calls: Vec<Value>,
+    content: Vec<Value>,
+) -> Value {
+    ObjectBuilder::default()
+        .with("role", role)
+        .with_some("reasoning", reasoning.map(Value::from))
+        .with_some("tool_calls", (!calls.is_empty()).then(|| Value::from(calls)))
+        .with_some("content", (!content.is_empty()).then(|| content_of(content)))
+        .build()
 }
 
-/// A message of the template's input with this content.
-fn message(role: &'static str, content: impl Into<Value>) -> Value {
-    ObjectBuilder::default().with("role", role).with("content", content).build()
-}
-
-fn text_part(text: impl Into<Value>) -> Value {
-    ObjectBuilder::default().with("type", "text").with("text", text).build()
+/// The message of a tool's result.
+fn result_message(call_id: &str, content: Value) -> Value {
+    ObjectBuilder::default()
+        .with("role", "tool")
+        .with("tool_call_id", call_id)
+        .with("content", content)
+        .build()
 }
 
 fn image_part(url: Value) -> Value {
@@ -130,11 +193,7 @@ fn tool_call(block: &Value) -> Result<Value, PromptError> {
     if input.kind() != ValueKind::Map {
         return Err(PromptError::Malformed("the `input` of a tool call is not an object".to_owned()));
     }
-    let function = ObjectBuilder::default()
-        .with("name", text_member(block, "name")?.unwrap_or_default())
-        .with("arguments", input)
-        .build();
-    Ok(ObjectBuilder::default().with("id", id).with("type", "function").with("function", function).build())
+    Ok(tools::tool_call(Some(id), text_member(block, "name")?.unwrap_or_default(), input))
 }
 
 /// A tool's `input_schema`, with the type that engines add.
@@ -147,11 +206,6 @@ fn schema(tool: &Value) -> Result<Value, PromptError> {
     }
     members.push(("type".to_owned(), Value::from("object")));
     Ok(Value::from_pairs(members))
-}
-
-/// The name of a tool.
-fn tool_name(tool: &Value) -> Result<String, PromptError> {
-    text_member(tool, "name")?.ok_or_else(|| PromptError::Malformed("a tool has no `name`".to_owned()))
 }
 
 /// The type of a block.

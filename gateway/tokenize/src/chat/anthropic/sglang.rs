@@ -3,17 +3,21 @@
 use minijinja::Value;
 
 use super::{
-    MessageContent, MessagesBody, block_kind, content_of, image_part, message, role, schema, system_blocks,
-    text_part, tool_call, tool_name,
+    MessageContent, MessageConversion, MessagesBody, block_kind, blocks_of, content_of, image_part,
+    message_of, result_message, schema, tool_call,
 };
 use crate::body::ChatBody;
-use crate::chat::messages::{ObjectBuilder, items, kind_of, member, text_member};
+use crate::chat::messages::{ObjectBuilder, items, kind_of, member, message, text_member, text_part};
+use crate::chat::tools::{function_tool, tool_name};
 use crate::error::PromptError;
 use crate::python_text::strip;
 
 const EFFORTS: [&str; 6] = ["minimal", "low", "medium", "high", "xhigh", "max"];
 /// Prefixes of the types of tools that Anthropic's servers execute. SGLang drops these tools.
 const SERVER_TOOLS: [&str; 4] = ["web_search_", "computer_", "bash_", "text_editor_"];
+
+const CONVERSION: MessageConversion =
+    MessageConversion { system_prompt, inline_system, separator: "\n", message: convert_message };
 
 pub(super) fn convert(body: &MessagesBody, merges_systems: bool) -> Result<ChatBody, PromptError> {
     if body.thinking.is_some() {
@@ -28,7 +32,7 @@ pub(super) fn convert(body: &MessagesBody, merges_systems: bool) -> Result<ChatB
         Value::from_pairs([("reasoning_effort", effort)])
     });
     Ok(ChatBody {
-        messages: convert_messages(body, merges_systems)?,
+        messages: CONVERSION.convert(body, merges_systems)?,
         tool_choice: convert_choice(body.tool_choice.as_ref(), &tools)?,
         tools: (!tools.is_empty()).then_some(tools),
         chat_template_kwargs: variables,
@@ -36,37 +40,17 @@ pub(super) fn convert(body: &MessagesBody, merges_systems: bool) -> Result<ChatB
     })
 }
 
-fn convert_messages(body: &MessagesBody, merges_systems: bool) -> Result<Vec<Value>, PromptError> {
-    let mut system = Vec::new();
-    if let Some(given) = &body.system {
-        if let Some(text) = given.as_str() {
-            system.extend((!strip(text).is_empty()).then(|| text.to_owned()));
-        } else {
-            system.extend(system_texts(&system_blocks(given)?)?.into_iter().filter(|text| !text.is_empty()));
-        }
+fn system_prompt(given: &Value) -> Result<Vec<String>, PromptError> {
+    if let Some(text) = given.as_str() {
+        return Ok((!strip(text).is_empty()).then(|| text.to_owned()).into_iter().collect());
     }
-    if merges_systems {
-        for inline in &body.messages {
-            if role(inline)? == "system" {
-                system.extend(system_text(inline)?);
-            }
-        }
-    }
-    let mut messages = Vec::with_capacity(body.messages.len() + 1);
-    if !system.is_empty() {
-        messages.push(message("system", system.join("\n")));
-    }
-    for given in &body.messages {
-        match role(given)? {
-            "system" if merges_systems => {}
-            role => convert_message(role, given, &mut messages)?,
-        }
-    }
-    Ok(messages)
+    let mut texts = system_texts(&items(given, "system")?)?;
+    texts.retain(|text| !text.is_empty());
+    Ok(texts)
 }
 
-/// The text of a system message without the white space around it; `None` if it has none.
-fn system_text(inline: &Value) -> Result<Option<String>, PromptError> {
+/// Without the white space around it.
+fn inline_system(inline: &Value) -> Result<Option<String>, PromptError> {
     let texts = match MessageContent::of(inline)? {
         MessageContent::Text(text) => vec![text.as_str().unwrap_or_default().to_owned()],
         MessageContent::Blocks(blocks) => system_texts(&blocks)?,
@@ -93,13 +77,7 @@ fn required_text(block: &Value) -> Result<String, PromptError> {
 }
 
 fn convert_message(role: &'static str, given: &Value, messages: &mut Vec<Value>) -> Result<(), PromptError> {
-    let blocks = match MessageContent::of(given)? {
-        MessageContent::Text(text) => {
-            messages.push(message(role, text));
-            return Ok(());
-        }
-        MessageContent::Blocks(blocks) => blocks,
-    };
+    let Some(blocks) = blocks_of(role, given, messages)? else { return Ok(()) };
     let (mut content, mut calls) = (Vec::new(), Vec::new());
     for block in &blocks {
         match block_kind(block)?.as_str() {
@@ -127,11 +105,7 @@ fn convert_message(role: &'static str, given: &Value, messages: &mut Vec<Value>)
         }
         return Ok(());
     }
-    let converted = ObjectBuilder::default()
-        .with("role", role)
-        .with_some("tool_calls", (!calls.is_empty()).then(|| Value::from(calls)))
-        .with_some("content", (!content.is_empty()).then(|| content_of(content)));
-    messages.push(converted.build());
+    messages.push(message_of(role, None, calls, content));
     Ok(())
 }
 
@@ -150,13 +124,7 @@ fn convert_result(block: &Value, messages: &mut Vec<Value>) -> Result<(), Prompt
     let id = text_member(block, "tool_use_id")?.filter(|id| !id.is_empty());
     let id = id.or(text_member(block, "id")?).unwrap_or_default();
     for content in result_contents(block)?.0 {
-        messages.push(
-            ObjectBuilder::default()
-                .with("role", "tool")
-                .with("tool_call_id", id.as_str())
-                .with("content", content)
-                .build(),
-        );
+        messages.push(result_message(&id, content));
     }
     Ok(())
 }
@@ -236,8 +204,7 @@ fn convert_choice(choice: Option<&Value>, tools: &[Value]) -> Result<Option<Valu
             if !tools.iter().any(is_chosen) {
                 return Err(missing());
             }
-            let function = ObjectBuilder::default().with("name", name).build();
-            Ok(Some(ObjectBuilder::default().with("type", "function").with("function", function).build()))
+            Ok(Some(function_tool(ObjectBuilder::default().with("name", name))))
         }
         _ => Err(PromptError::Malformed("`tool_choice` has no known `type`".to_owned())),
     }

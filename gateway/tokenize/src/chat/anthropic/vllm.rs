@@ -3,16 +3,20 @@
 use minijinja::Value;
 
 use super::{
-    MessageContent, MessagesBody, block_kind, content_of, image_part, message, role, schema, system_blocks,
-    text_part, tool_call, tool_name,
+    MessageContent, MessageConversion, MessagesBody, block_kind, blocks_of, image_part, message_of,
+    result_message, schema, tool_call,
 };
 use crate::body::ChatBody;
 use crate::chat::BILLING_LINE;
-use crate::chat::messages::{ObjectBuilder, items, kind_of, member, pairs, text_member};
+use crate::chat::messages::{ObjectBuilder, items, kind_of, member, message, pairs, text_member, text_part};
 use crate::chat::rules::TemplateRules;
+use crate::chat::tools::{function_tool, tool_name};
 use crate::error::PromptError;
 
 const EFFORTS: [&str; 5] = ["low", "medium", "high", "xhigh", "max"];
+
+const CONVERSION: MessageConversion =
+    MessageConversion { system_prompt, inline_system, separator: "", message: convert_message };
 
 pub(super) fn convert(body: &MessagesBody, rules: &TemplateRules<'_>) -> Result<ChatBody, PromptError> {
     let mut reasoning_effort = body.effort(&EFFORTS)?;
@@ -21,7 +25,7 @@ pub(super) fn convert(body: &MessagesBody, rules: &TemplateRules<'_>) -> Result<
     }
     let tools = body.tools.as_ref().map(|tools| tools.iter().map(convert_tool).collect());
     Ok(ChatBody {
-        messages: convert_messages(body, rules.merges_systems)?,
+        messages: CONVERSION.convert(body, rules.merges_systems)?,
         tools: tools.transpose()?,
         reasoning_effort: reasoning_effort.map(Value::from),
         chat_template_kwargs: body.chat_template_kwargs.clone(),
@@ -38,38 +42,14 @@ fn is_thinking_disabled(body: &MessagesBody) -> Result<bool, PromptError> {
     }
 }
 
-fn convert_messages(body: &MessagesBody, merges_systems: bool) -> Result<Vec<Value>, PromptError> {
-    let mut system = Vec::new();
-    if let Some(given) = &body.system {
-        if let Some(text) = given.as_str() {
-            system.extend((!text.is_empty()).then(|| text.to_owned()));
-        } else {
-            system.extend(system_texts(&system_blocks(given)?)?);
-        }
+fn system_prompt(given: &Value) -> Result<Vec<String>, PromptError> {
+    match given.as_str() {
+        Some(text) => Ok((!text.is_empty()).then(|| text.to_owned()).into_iter().collect()),
+        None => system_texts(&items(given, "system")?),
     }
-    if merges_systems {
-        for inline in &body.messages {
-            if role(inline)? == "system" {
-                system.extend(system_text(inline)?);
-            }
-        }
-    }
-    let mut messages = Vec::with_capacity(body.messages.len() + 1);
-    if !system.is_empty() {
-        messages.push(message("system", system.concat()));
-    }
-    for given in &body.messages {
-        match role(given)? {
-            "system" if merges_systems => {}
-            "system" => messages.extend(system_text(given)?.map(|text| message("system", text))),
-            role => convert_message(role, given, &mut messages)?,
-        }
-    }
-    Ok(messages)
 }
 
-/// The text of a system message; `None` if it has none.
-fn system_text(inline: &Value) -> Result<Option<String>, PromptError> {
+fn inline_system(inline: &Value) -> Result<Option<String>, PromptError> {
     let text = match MessageContent::of(inline)? {
         MessageContent::Text(text) => {
             let text = text.as_str().unwrap_or_default();
@@ -106,13 +86,11 @@ struct MessageParts {
 }
 
 fn convert_message(role: &'static str, given: &Value, messages: &mut Vec<Value>) -> Result<(), PromptError> {
-    let blocks = match MessageContent::of(given)? {
-        MessageContent::Text(text) => {
-            messages.push(message(role, text));
-            return Ok(());
-        }
-        MessageContent::Blocks(blocks) => blocks,
-    };
+    if role == "system" {
+        messages.extend(inline_system(given)?.map(|text| message(role, text)));
+        return Ok(());
+    }
+    let Some(blocks) = blocks_of(role, given, messages)? else { return Ok(()) };
     let mut parts = MessageParts::default();
     for block in &blocks {
         convert_block(role, block, &mut parts, messages)?;
@@ -121,12 +99,7 @@ fn convert_message(role: &'static str, given: &Value, messages: &mut Vec<Value>)
     if role == "user" && content.is_empty() {
         return Ok(());
     }
-    let converted = ObjectBuilder::default()
-        .with("role", role)
-        .with_some("reasoning", reasoning.map(Value::from))
-        .with_some("tool_calls", (!calls.is_empty()).then(|| Value::from(calls)))
-        .with_some("content", (!content.is_empty()).then(|| content_of(content)));
-    messages.push(converted.build());
+    messages.push(message_of(role, reasoning, calls, content));
     Ok(())
 }
 
@@ -193,19 +166,12 @@ fn convert_result(block: &Value, messages: &mut Vec<Value>) -> Result<(), Prompt
         }
         None => {}
     }
-    let tool = |content: Value| {
-        ObjectBuilder::default()
-            .with("role", "tool")
-            .with("tool_call_id", id.as_str())
-            .with("content", content)
-            .build()
-    };
-    messages.push(tool(Value::from(texts.join("\n"))));
+    messages.push(result_message(&id, Value::from(texts.join("\n"))));
     if !images.is_empty() {
         messages.push(message("user", images));
     }
     if !references.is_empty() {
-        messages.push(tool(Value::from(references)));
+        messages.push(result_message(&id, Value::from(references)));
     }
     Ok(())
 }
@@ -234,5 +200,5 @@ fn convert_tool(tool: &Value) -> Result<Value, PromptError> {
         .with("parameters", schema(tool)?)
         .with_some("strict", member(tool, "strict"))
         .with_some("defer_loading", member(tool, "defer_loading"));
-    Ok(ObjectBuilder::default().with("type", "function").with("function", function.build()).build())
+    Ok(function_tool(function))
 }

@@ -1,7 +1,6 @@
 //! Converts requests of OpenAI's Responses API to chats.
 
 mod sglang;
-mod tools;
 mod vllm;
 
 use minijinja::Value;

@@ -4,11 +4,11 @@
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
-use super::tools::{custom_arguments, custom_parameters, function_tool};
 use super::{ResponsesBody, ResponsesInput, content_parts, item_kind};
 use crate::body::ChatBody;
 use crate::chat::arguments;
-use crate::chat::messages::{ObjectBuilder, items, kind_of, member, pairs, role, text_member};
+use crate::chat::messages::{ObjectBuilder, items, kind_of, member, pairs, role, text_member, text_part};
+use crate::chat::tools::{custom_arguments, custom_parameters, function_tool, tool_call};
 use crate::error::PromptError;
 
 /// Before the text of a developer's message, which becomes a system message.
@@ -119,13 +119,8 @@ fn call(item: &Value, arguments: Value) -> Result<InputMessage, PromptError> {
     let id = text_member(item, "call_id")?.filter(|id| !id.is_empty()).or(text_member(item, "id")?);
     let name = text_member(item, "name")?
         .ok_or_else(|| PromptError::Malformed("a call of the input has no `name`".to_owned()))?;
-    let function = ObjectBuilder::default().with("name", name).with("arguments", arguments).build();
-    let call = ObjectBuilder::default()
-        .with_some("id", id.map(Value::from))
-        .with("type", "function")
-        .with("function", function)
-        .build();
-    Ok(InputMessage { role: "assistant".to_owned(), calls: vec![call], ..InputMessage::default() })
+    let calls = vec![tool_call(id, name, arguments)];
+    Ok(InputMessage { role: "assistant".to_owned(), calls, ..InputMessage::default() })
 }
 
 fn output_text(item: &Value) -> Result<String, PromptError> {
@@ -209,10 +204,7 @@ fn labelled(content: Value) -> Result<Value, PromptError> {
 
 fn convert_part(part: &Value) -> Result<Value, PromptError> {
     match kind_of(part).as_deref() {
-        Some("input_text" | "output_text") => {
-            let text = text_member(part, "text")?.unwrap_or_default();
-            Ok(ObjectBuilder::default().with("type", "text").with("text", text).build())
-        }
+        Some("input_text" | "output_text") => Ok(text_part(text_member(part, "text")?.unwrap_or_default())),
         Some("input_image") => {
             let url =
                 member(part, "image_url").ok_or_else(|| PromptError::Multimodal("input_image".to_owned()))?;
@@ -275,10 +267,7 @@ fn joined(first: &Value, second: &Value) -> Result<Value, PromptError> {
     for content in [first, second] {
         match content_parts(content)? {
             Some(parts) => all.extend(parts),
-            None => {
-                let text = ObjectBuilder::default().with("type", "text").with("text", content.clone());
-                all.push(text.build());
-            }
+            None => all.push(text_part(content.clone())),
         }
     }
     Ok(Value::from(all))
@@ -353,8 +342,7 @@ fn convert_choice(choice: Option<&Value>) -> Option<Value> {
         .filter(Value::is_true)
         .or_else(|| member(&member(choice, "function")?, "name"))
         .filter(|name| name.is_true() && matches!(kind_of(choice).as_deref(), Some("function" | "custom")))?;
-    let function = ObjectBuilder::default().with("name", name).build();
-    Some(ObjectBuilder::default().with("type", "function").with("function", function).build())
+    Some(function_tool(ObjectBuilder::default().with("name", name)))
 }
 
 #[cfg(test)]

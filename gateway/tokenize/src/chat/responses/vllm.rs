@@ -2,10 +2,10 @@
 
 use minijinja::Value;
 
-use super::tools::{custom_arguments, custom_parameters, function_tool};
 use super::{NO_TRUNCATION, ResponsesBody, ResponsesInput, content_parts, item_kind};
 use crate::body::ChatBody;
-use crate::chat::messages::{ObjectBuilder, items, kind_of, member, role, text_member};
+use crate::chat::messages::{ObjectBuilder, items, kind_of, member, message, role, text_member};
+use crate::chat::tools::{called_function, custom_arguments, custom_parameters, function_tool, tool_name};
 use crate::error::PromptError;
 
 /// Between a namespace and the name of a tool in it.
@@ -42,17 +42,13 @@ fn is_last_continued(input: &ResponsesInput) -> Result<bool, PromptError> {
 fn convert_input(body: &ResponsesBody) -> Result<Vec<Value>, PromptError> {
     let mut turns = TurnBuilder::default();
     if let Some(instructions) = body.instructions() {
-        turns.push(message("system", Value::from(instructions)));
+        turns.push(message("system", instructions));
     }
     match &body.input {
-        ResponsesInput::Text(text) => turns.push(message("user", Value::from(text.as_str()))),
+        ResponsesInput::Text(text) => turns.push(message("user", text.as_str())),
         ResponsesInput::Items(items) => items.iter().try_for_each(|item| turns.add(item))?,
     }
     Ok(turns.finish())
-}
-
-fn message(role: &str, content: Value) -> Value {
-    ObjectBuilder::default().with("role", role).with("content", content).build()
 }
 
 /// Assembles messages from items. A message of the assistant may consist of several items.
@@ -106,10 +102,9 @@ impl TurnBuilder {
     }
 
     fn add_call(&mut self, item: &Value, name: String, arguments: Value) -> Result<(), PromptError> {
-        let function = ObjectBuilder::default().with("name", name).with("arguments", arguments).build();
         let call = ObjectBuilder::default()
             .with("id", required(item, "call_id")?)
-            .with("function", function)
+            .with("function", called_function(name, arguments))
             .with("type", "function");
         self.assistant.get_or_insert_default().calls.push(call.build());
         Ok(())
@@ -257,10 +252,6 @@ fn function(tool: &Value, name: String) -> Value {
             .with_some("strict", member(tool, "strict"))
             .with_some("defer_loading", member(tool, "defer_loading")),
     )
-}
-
-fn tool_name(tool: &Value) -> Result<String, PromptError> {
-    text_member(tool, "name")?.ok_or_else(|| PromptError::Malformed("a tool has no `name`".to_owned()))
 }
 
 #[cfg(test)]
