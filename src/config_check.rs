@@ -65,6 +65,9 @@ pub(crate) async fn check(command: ConfigCheckArgs) -> anyhow::Result<ExitCode> 
     if let Err(error) = command.options.model_aliases.check() {
         problems.push(error.to_string());
     }
+    if let Err(error) = command.options.lora_adapters.check() {
+        problems.push(error.to_string());
+    }
     if let Err(error) = check_shared_queue(&command.options) {
         problems.push(error.to_string());
     }

@@ -117,9 +117,11 @@ fn check_files(findings: &mut DoctorReport, command: &DoctorArgs) {
     let guards = exposures(&command.options).err().map(|error| error.to_string());
     let models = check_model_folders(&command.options).err().map(|error| error.to_string());
     let aliases = command.options.model_aliases.check().err().map(|error| error.to_string());
+    let adapters = command.options.lora_adapters.check().err().map(|error| error.to_string());
     let traces = Tracer::start(&command.telemetry, "moongate-gateway").err().map(|error| error.to_string());
     let queue = check_shared_queue(&command.options).err().map(|error| error.to_string());
-    let problems: Vec<String> = [guards, models, aliases, queue, traces].into_iter().flatten().collect();
+    let problems: Vec<String> =
+        [guards, models, aliases, adapters, queue, traces].into_iter().flatten().collect();
     if !problems.is_empty() {
         findings.section("Files");
     }

@@ -152,7 +152,7 @@ fn explain(text: &mut String, decision: &Value, other: Option<PolicyName>) -> an
     let seconds = |value: &Value| value.as_f64().map_or("-".to_owned(), |value| format!("{value:.3}"));
     let _infallible = writeln!(
         text,
-        "  held {} s, first token predicted after {} s\n  {:<32} {:>10} {:>8} {:>8} {:>8} {:>8} {:>9} {:>8}  L1/L2/L3 tokens",
+        "  held {} s, first token predicted after {} s\n  {:<32} {:>10} {:>8} {:>8} {:>8} {:>8} {:>8} {:>9} {:>8}  L1/L2/L3 tokens",
         seconds(&decision["queue_wait_s"]),
         seconds(&decision["predicted_ttft_s"]),
         "engine",
@@ -161,6 +161,7 @@ fn explain(text: &mut String, decision: &Value, other: Option<PolicyName>) -> an
         "fetch",
         "service",
         "handover",
+        "adapter",
         "duplicate",
         "decode",
     );
@@ -168,13 +169,14 @@ fn explain(text: &mut String, decision: &Value, other: Option<PolicyName>) -> an
         let (terms, hits) = (&candidate["terms"], &candidate["hits"]);
         let _infallible = writeln!(
             text,
-            "  {:<32} {:>10} {:>8} {:>8} {:>8} {:>8} {:>9} {:>8}  {}/{}/{}",
+            "  {:<32} {:>10} {:>8} {:>8} {:>8} {:>8} {:>8} {:>9} {:>8}  {}/{}/{}",
             candidate["instance"].as_str().unwrap_or("-"),
             seconds(&candidate["cost"]),
             seconds(&terms["wait"]),
             seconds(&terms["fetch"]),
             seconds(&terms["service"]),
             seconds(&terms["handover"]),
+            seconds(&terms["adapter_load"]),
             seconds(&terms["duplicate"]),
             seconds(&terms["decode"]),
             hits["l1_tokens"],

@@ -21,7 +21,7 @@ use crate::config::{
 use crate::decide::{
     AdmissionOptions, AdmissionQueue, QueueIdentity, QueuePeers, QueueServer, SchedulerClock, run_election,
 };
-use crate::dispatch::RequestDispatcher;
+use crate::dispatch::{AdapterLoader, RequestDispatcher};
 use crate::error::{ApiError, ApiErrorCode, ErrorFormat};
 use crate::feedback::{DecisionHistory, GatewayMetrics, PromptReportQueue, run_prompt_reports};
 use crate::fleet::{FleetReader, UpstreamEndpoint, check_health, poll_loads, probe_suspects, watch_topology};
@@ -31,6 +31,7 @@ use crate::ingress::{
 use crate::kv_index::KvIndex;
 use crate::legs::{AbortSender, RedispatchBudget};
 use crate::listener_security::{ListenerSecurity, ListenerSecurityError};
+use crate::lora_adapters::{LoraAdapterFile, LoraAdapterFileError};
 use crate::memory::MemoryBudget;
 use crate::model_aliases::{ModelAliasFileError, ModelAliases};
 use crate::predict::{
@@ -73,6 +74,9 @@ pub enum GatewayStartError {
     /// The file of model aliases cannot be used.
     #[error(transparent)]
     ModelAliases(#[from] ModelAliasFileError),
+    /// The file of LoRA adapters cannot be used.
+    #[error(transparent)]
+    LoraAdapters(#[from] LoraAdapterFileError),
     /// The queue cannot be shared.
     #[error(transparent)]
     SharedQueue(#[from] SharedQueueError),
@@ -91,6 +95,7 @@ impl GatewayStartError {
             | Self::StoreTls(_)
             | Self::Model(_)
             | Self::ModelAliases(_)
+            | Self::LoraAdapters(_)
             | Self::SharedQueue(_) => true,
             Self::Discovery(error) => error.is_invalid_setting(),
             Self::Bind(_) | Self::Health(_) | Self::Listener(_) | Self::Batches(_) => false,
@@ -131,6 +136,8 @@ pub async fn start(
     check_model_folders(options)?;
     let alias_changes = FileChangeWatcher::new(options.model_aliases.files());
     let model_aliases = Arc::new(ModelAliases::load(&options.model_aliases)?);
+    let adapter_changes = FileChangeWatcher::new(options.lora_adapters.files());
+    let lora_adapters = Arc::new(LoraAdapterFile::load(&options.lora_adapters)?);
     let batches = open_batches(options).await?;
     let listener = moongate_runtime::bind(options.listen)?;
     let admin_listener = moongate_runtime::bind(options.admin_listen)?;
@@ -156,12 +163,12 @@ pub async fn start(
     let limits = options.upstream.endpoint_limits(&trust, shares.upstream);
     let fleet = FleetReader::default();
     let index = KvIndex::new(options.index_blocks);
-    fleet.refresh(&topology, &limits, &index);
+    fleet.refresh(&topology, &limits, (&index, &lora_adapters));
     let suspected = limits.silence.suspected.clone();
-    let (reader, engines, kv_index, stop) =
-        (fleet.clone(), topology.clone(), index.clone(), supervisor.token());
+    let (reader, engines, sources, stop) =
+        (fleet.clone(), topology.clone(), (index.clone(), lora_adapters.clone()), supervisor.token());
     supervisor.spawn_restarted("topology", move || {
-        watch_topology(reader.clone(), engines.clone(), limits.clone(), kv_index.clone(), stop.clone())
+        watch_topology(reader.clone(), engines.clone(), limits.clone(), sources.clone(), stop.clone())
     });
     if let Some(health) = options.upstream.health_limits() {
         let client = trust.http_client().pool_max_idle_per_host(0).build()?;
@@ -184,6 +191,7 @@ pub async fn start(
 
     let metrics = Arc::new(GatewayMetrics::new(options.metric_aliases));
     watch_model_aliases(&model_aliases, &metrics, alias_changes, supervisor);
+    watch_lora_adapters(&lora_adapters, &metrics, adapter_changes, supervisor);
     let models = Arc::new(ModelTokenizers::new(options.model.clone(), memory.texts));
     let (store, prompt_reports) = match start_store_view(options, supervisor, &metrics, &index, &fleet)? {
         Some((store, prompt_reports)) => (Some(store), Some(prompt_reports)),
@@ -247,8 +255,19 @@ pub async fn start(
     };
     supervisor.spawn_essential("media-queries", runner.run(queries, fleet.clone(), supervisor.token()));
     let rejected_connections = metrics.overload.rejected_connections();
+    let adapters = Arc::new(AdapterLoader {
+        client: trust.http_client().connect_timeout(options.upstream.connect_timeout).build()?,
+        authorization: options.engines.authorization(),
+        timeout: options.lora_adapters.lora_load_timeout,
+        fleet: fleet.clone(),
+        topology: topology.clone(),
+        admission: admission.clone(),
+        metrics: metrics.adapter_loads.clone(),
+        supervisor: supervisor.clone(),
+    });
     let dispatcher = RequestDispatcher {
         fleet,
+        adapters,
         topology: topology.clone(),
         admission,
         aborter: Arc::new(AbortSender::new(supervisor.clone(), metrics.clone())),
@@ -346,6 +365,21 @@ fn watch_model_aliases(
     let (aliases, metrics, stop) = (aliases.clone(), metrics.model_aliases.clone(), supervisor.token());
     supervisor.spawn_restarted("model-aliases", move || {
         aliases.clone().watch_file(metrics.clone(), changes.clone(), stop.clone())
+    });
+}
+
+/// Starts the task that reloads the file of LoRA adapters.
+fn watch_lora_adapters(
+    adapters: &Arc<LoraAdapterFile>,
+    metrics: &GatewayMetrics,
+    changes: FileChangeWatcher,
+    supervisor: &Supervisor,
+) {
+    let (adapters, metrics, stop) = (adapters.clone(), metrics.adapter_loads.clone(), supervisor.token());
+    supervisor.spawn_restarted("lora-adapters", move || {
+        let metrics = metrics.clone();
+        let reloaded = move |is_valid| metrics.record_reload(is_valid);
+        adapters.clone().watch_file(reloaded, changes.clone(), stop.clone())
     });
 }
 

@@ -20,6 +20,7 @@ use moongate_scheduler::{PolicyName, SchedulerOptions, TtftTarget};
 use crate::access::AccessOptions;
 use crate::feedback::MetricAliases;
 use crate::ingress::{IngressOptions, TenantPriorityHeaders};
+use crate::lora_adapters::LoraAdapterOptions;
 use crate::model_aliases::ModelAliasOptions;
 
 pub use batches::BatchApiOptions;
@@ -85,6 +86,10 @@ pub struct GatewayOptions {
     /// Names of models for clients.
     #[command(flatten)]
     pub model_aliases: ModelAliasOptions,
+
+    /// LoRA adapters that engines load at run time.
+    #[command(flatten)]
+    pub lora_adapters: LoraAdapterOptions,
 
     /// Engines and how they are discovered.
     #[command(flatten)]

@@ -53,6 +53,8 @@ pub enum ApiErrorCode {
     EngineTimeout,
     /// This gateway has no memory, connections or file descriptors left for the request.
     GatewayOverloaded,
+    /// No engine could load the LoRA adapter that the request needs.
+    AdapterLoadFailed,
     /// The gateway is shutting down.
     ShuttingDown,
     /// The storage of files and batches cannot be read or written, or the stored state is damaged.
@@ -86,6 +88,7 @@ impl ApiErrorCode {
             ApiErrorCode::EngineUnavailable => "engine_unavailable",
             ApiErrorCode::EngineTimeout => "engine_timeout",
             ApiErrorCode::GatewayOverloaded => "gateway_overloaded",
+            ApiErrorCode::AdapterLoadFailed => "adapter_load_failed",
             ApiErrorCode::ShuttingDown => "shutting_down",
             ApiErrorCode::StorageFailed => "storage_failed",
         }
@@ -109,6 +112,7 @@ impl ApiErrorCode {
             ApiErrorCode::NoEngineAvailable
             | ApiErrorCode::EngineUnavailable
             | ApiErrorCode::GatewayOverloaded
+            | ApiErrorCode::AdapterLoadFailed
             | ApiErrorCode::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
             ApiErrorCode::Overloaded | ApiErrorCode::RateLimited => StatusCode::TOO_MANY_REQUESTS,
             ApiErrorCode::UnsupportedByFleet => StatusCode::NOT_IMPLEMENTED,

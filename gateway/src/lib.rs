@@ -7,7 +7,7 @@
 //!
 //! A module refers only to modules after it: `app`, `config`, `ingress`, `relay`, `dispatch`, `connector`, `legs`, `decide`,
 //! `routed_request`, `model_aliases`, `predict`, `feedback`, `sessions`, `fleet`, `upstream`, and then `access`, `kv_index` (which blocks
-//! are where), `stored_responses`, `response` and `request_body` (formats), `reloadable_file`, `memory`, `error`.
+//! are where), `lora_adapters` (which engines can load), `stored_responses`, `response` and `request_body` (formats), `reloadable_file`, `memory`, `error`.
 
 mod access;
 mod app;
@@ -22,6 +22,7 @@ mod ingress;
 mod kv_index;
 mod legs;
 mod listener_security;
+mod lora_adapters;
 mod memory;
 mod model_aliases;
 mod predict;
@@ -54,6 +55,7 @@ pub use ingress::{
 #[doc(hidden)]
 pub use kv_index::SpinRwLock;
 pub use listener_security::{ListenerSecurityError, exposures};
+pub use lora_adapters::{AdapterError, AdapterFileError, LoraAdapterFileError, LoraAdapterOptions};
 pub use model_aliases::{AliasError, AliasFileError, ModelAliasFileError, ModelAliasOptions};
 #[doc(hidden)]
 pub use predict::{PredictionGap, prediction_gaps};

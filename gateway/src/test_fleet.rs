@@ -12,6 +12,7 @@ use moongate_runtime::{ClientTls, ClientTlsFiles};
 use crate::config::GatewayOptions;
 use crate::fleet::FleetSnapshot;
 use crate::kv_index::KvIndex;
+use crate::lora_adapters::AdapterTable;
 
 #[derive(Debug, Parser)]
 struct DefaultOptions {
@@ -46,9 +47,19 @@ pub(crate) fn snapshot(
     previous: &FleetSnapshot,
     index: &Arc<KvIndex>,
 ) -> FleetSnapshot {
+    snapshot_with_adapters(instances, previous, index, Arc::default())
+}
+
+/// A snapshot of engines that can load these LoRA adapters.
+pub(crate) fn snapshot_with_adapters(
+    instances: Vec<Arc<EngineInstance>>,
+    previous: &FleetSnapshot,
+    index: &Arc<KvIndex>,
+    adapters: Arc<AdapterTable>,
+) -> FleetSnapshot {
     let options = DefaultOptions::try_parse_from(["gateway"]).unwrap().gateway;
     let files = ClientTlsFiles::from_options(None, [None, None], None, ["", ""]).unwrap();
     let limits = options.upstream.endpoint_limits(&ClientTls::load(files).unwrap(), 10);
     let topology = Topology { generation: 1, instances, ..Topology::default() };
-    FleetSnapshot::build(&topology, previous, &limits, index)
+    FleetSnapshot::build(&topology, previous, &limits, (index, adapters))
 }

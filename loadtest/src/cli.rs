@@ -120,6 +120,12 @@ pub struct SimEngineArgs {
     /// Store responses, so that they can be retrieved and continued.
     #[arg(long, env = "MOONGATE_LOADTEST_RESPONSE_STORE")]
     pub response_store: bool,
+    /// Seconds to load a LoRA adapter, in the time of the imitated engine.
+    #[arg(long, default_value_t = 0.0, env = "MOONGATE_LOADTEST_ADAPTER_LOAD")]
+    pub adapter_load: f64,
+    /// Maximum number of loaded LoRA adapters of an SGLang engine; a further one evicts the least recently used.
+    #[arg(long, env = "MOONGATE_LOADTEST_MAX_LOADED_LORAS")]
+    pub max_loaded_loras: Option<usize>,
     /// Fault to inject from the start, as JSON, such as {"fault":"disconnect_mid_stream","tokens":3,"times":1}.
     #[arg(long, env = "MOONGATE_LOADTEST_FAULT")]
     pub fault: Option<String>,
@@ -223,6 +229,8 @@ impl SimEngineArgs {
             self.bootstrap_timeout.map(|timeout| seconds(timeout, "--bootstrap-timeout")).transpose()?;
         config.ready_after = seconds(self.ready_after, "--ready-after")?;
         config.response_store = self.response_store;
+        config.service.adapter_load_s = seconds(self.adapter_load, "--adapter-load")?.as_secs_f64();
+        config.max_loaded_adapters = self.max_loaded_loras;
         config.kv_events =
             self.kv_events.map(|listen| KvEventOptions { listen, ..KvEventOptions::default() });
         Ok(config)

@@ -24,6 +24,7 @@ fn cluster(prefills: usize, decodes: usize) -> Arc<SchedulableFleet> {
         name: format!("{role:?}-{number}").into(),
         role,
         models: vec![ModelIndex(0)],
+        loadable: Vec::new(),
         domain: PairingDomain(0),
         rank: 0,
         location: LocationIds::default(),

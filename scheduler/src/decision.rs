@@ -89,7 +89,8 @@ pub struct DecisionExplanation {
     pub terms: Vec<CostBreakdown>,
 }
 
-/// Cost terms of a candidate in seconds. The cost is `max(wait, fetch)` plus all terms from `service` to `decode`.
+/// Cost terms of a candidate in seconds. The cost is `max(wait, fetch)` plus all terms from `service` to `decode`. A load
+/// overlaps with the wait, but it also takes time and memory of the engine from others, so it is priced in full.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
 pub struct CostBreakdown {
     /// Until the engine has finished earlier work, including queued requests that go first.
@@ -100,6 +101,8 @@ pub struct CostBreakdown {
     pub service: Seconds,
     /// Transfer of the KV cache to the decode engine.
     pub handover: Seconds,
+    /// Until the engine, and its decode, have loaded the request's LoRA adapter.
+    pub adapter_load: Seconds,
     /// Price of duplicating blocks that another engine already caches.
     pub duplicate: Seconds,
     /// Price of the engine's time for the requests queued behind this one.
@@ -134,6 +137,8 @@ pub enum CostTerm {
     Service,
     /// Fetching cached blocks from the shared store.
     Fetch,
+    /// Loading the request's LoRA adapter.
+    AdapterLoad,
 }
 
 /// Why no route was chosen.

@@ -47,6 +47,8 @@ pub struct PrefillEstimate {
     pub fetch: Seconds,
     /// Until the prompt must be sent to be computed that early: `wait`, less the work of a pass that it shares.
     pub pass_wait: Seconds,
+    /// Until the engine has loaded the request's LoRA adapter; it gets the request only then.
+    pub adapter_load: Seconds,
     /// Time to compute the uncached tokens; without the constant of a shared pass.
     pub service: Seconds,
     /// Whether it shares a pass with prompts before it.
@@ -111,6 +113,7 @@ impl PrefillEstimate {
             wait,
             pass_wait: if shares_pass { (wait - next_pass.work).max(0.0) } else { wait },
             fetch,
+            adapter_load: 0.0,
             service,
             shares_pass,
             pass_constant,
@@ -124,10 +127,22 @@ impl PrefillEstimate {
         }
     }
 
+    /// The same prompt, sent after a load of this many seconds.
+    #[must_use]
+    pub(crate) fn after_load(self, adapter_load: Seconds) -> Self {
+        Self { adapter_load, ..self }
+    }
+
+    /// Until the prompt can be computed, whatever the engine's backlog.
+    #[must_use]
+    pub(crate) fn ready(&self) -> Seconds {
+        self.adapter_load + self.fetch
+    }
+
     /// Seconds until the first token.
     #[must_use]
     pub fn ttft(&self) -> Seconds {
-        self.wait.max(self.fetch) + self.service + self.handover
+        self.wait.max(self.ready()) + self.service + self.handover
     }
 }
 
@@ -183,6 +198,7 @@ mod tests {
             name: "engine".into(),
             role: InstanceRole::Prefill,
             models: Vec::new(),
+            loadable: Vec::new(),
             domain: PairingDomain(0),
             rank: 0,
             location: LocationIds { zone: Some(1), rack: Some(1), node: Some(1), ..LocationIds::default() },

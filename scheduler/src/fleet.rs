@@ -100,6 +100,9 @@ pub struct SchedulableInstance {
     pub name: Arc<str>,
     pub role: InstanceRole,
     pub models: Vec<ModelIndex>,
+    /// LoRA adapters that it does not serve, but can load at run time.
+    #[serde(default)]
+    pub loadable: Vec<ModelIndex>,
     /// Engines that it can pair with; ignored for plain workers.
     pub domain: PairingDomain,
     /// Data-parallel rank within the engine; 0 for an engine with one rank.
@@ -113,6 +116,20 @@ pub struct SchedulableInstance {
     /// decode.
     #[serde(default)]
     pub local_prefill: bool,
+}
+
+impl SchedulableInstance {
+    /// Whether requests for `model` may be sent to it, if need be after a load.
+    #[must_use]
+    pub fn is_eligible(&self, model: ModelIndex) -> bool {
+        self.models.contains(&model) || self.loadable.contains(&model)
+    }
+
+    /// Each model once.
+    fn eligible_models(&self) -> impl Iterator<Item = ModelIndex> {
+        let loadable = self.loadable.iter().filter(|model| !self.models.contains(model));
+        self.models.iter().chain(loadable).copied()
+    }
 }
 
 /// Load of one instance at the time of the decision. The caller provides one per instance, in the cluster's order.
@@ -248,28 +265,35 @@ pub struct SchedulableFleet {
     decodes: Vec<Vec<InstanceIndex>>,
     /// Those of them that can serve a request alone.
     local_prefills: Vec<Vec<InstanceIndex>>,
+    /// Instances that have to load the model first, in order of index.
+    loadable: Vec<Vec<InstanceIndex>>,
 }
 
 impl SchedulableFleet {
     #[must_use]
     pub fn new(instances: Vec<SchedulableInstance>) -> Self {
-        let models = instances.iter().flat_map(|i| &i.models).map(|m| m.0 as usize + 1).max().unwrap_or(0);
+        let all = instances.iter().flat_map(SchedulableInstance::eligible_models);
+        let models = all.map(|model| model.0 as usize + 1).max().unwrap_or(0);
         let mut prefills = vec![Vec::new(); models];
         let mut decodes = vec![Vec::new(); models];
         let mut local_prefills = vec![Vec::new(); models];
+        let mut loadable = vec![Vec::new(); models];
         for (ix, instance) in InstanceIndex::all().zip(&instances) {
             let lists = match instance.role {
                 InstanceRole::Prefill | InstanceRole::Plain => &mut prefills,
                 InstanceRole::Decode => &mut decodes,
             };
-            for model in &instance.models {
+            for model in instance.eligible_models() {
                 lists[model.0 as usize].push(ix);
                 if instance.role == InstanceRole::Decode && instance.local_prefill {
                     local_prefills[model.0 as usize].push(ix);
                 }
             }
+            for model in instance.loadable.iter().filter(|model| !instance.models.contains(model)) {
+                loadable[model.0 as usize].push(ix);
+            }
         }
-        Self { instances, prefills, decodes, local_prefills }
+        Self { instances, prefills, decodes, local_prefills, loadable }
     }
 
     /// All instances, indexed by [`InstanceIndex`].
@@ -282,6 +306,18 @@ impl SchedulableFleet {
     #[must_use]
     pub fn get(&self, ix: InstanceIndex) -> Option<&SchedulableInstance> {
         self.instances.get(ix.as_usize())
+    }
+
+    /// Engines that have to load `model` before they serve it; they are also among [`SchedulableFleet::prefills`] or
+    /// [`SchedulableFleet::decodes`].
+    #[must_use]
+    pub fn loadable(&self, model: ModelIndex) -> &[InstanceIndex] {
+        self.loadable.get(model.0 as usize).map_or(&[], Vec::as_slice)
+    }
+
+    /// The first data-parallel rank of the engine that `ix` is a rank of: ranks of an engine follow each other.
+    pub(crate) fn first_rank(&self, ix: InstanceIndex) -> InstanceIndex {
+        InstanceIndex(ix.0.saturating_sub(self.get(ix).map_or(0, |instance| instance.rank)))
     }
 
     /// Engines that compute prompts for `model`: prefills and plain workers.

@@ -5,6 +5,7 @@
 //! clock, a socket, a lock or a random source: time and entropy are arguments of every call. So the gateway and the
 //! simulator run the same code, and the same calls give the same decisions.
 
+mod adapter_loads;
 mod attempt;
 mod cache_params;
 mod decision;
@@ -30,6 +31,7 @@ mod scheduler;
 mod seconds;
 mod snapshot;
 
+pub use adapter_loads::{AdapterResidencies, AdapterResidency};
 pub use attempt::AttemptId;
 pub use cache_params::{EngineCacheParams, PrefetchBehavior};
 pub use decision::{

@@ -197,8 +197,9 @@ impl EngineLoadTracker {
 
     pub(crate) fn push_prefill(&mut self, now: Seconds, prefill: &SentPrefill) {
         let SentPrefill { attempt, input_tokens, uncached_tokens: tokens, estimate } = *prefill;
-        let ready = now + estimate.fetch;
-        let store_read = (estimate.fetch > 0.0).then(|| PrefillStoreRead {
+        let ready = now + estimate.ready();
+        // After a load, the time of the read is not known well enough to learn from it.
+        let store_read = (estimate.fetch > 0.0 && estimate.adapter_load == 0.0).then(|| PrefillStoreRead {
             from: self.fetch_free_at.max(now) + FETCH_LATENCY,
             tokens: estimate.fetched_tokens.into(),
             per_token: estimate.nominal_fetch_per_token,
@@ -271,6 +272,11 @@ impl EngineLoadTracker {
             external,
             own_work: self.queue.wait(now, learned.relative_error()),
         });
+    }
+
+    /// The adapter of a prefill has been loaded: its read from the store, of `fetch` seconds, can start.
+    pub(crate) fn end_adapter_load(&mut self, now: Seconds, attempt: AttemptId, fetch: Seconds) {
+        self.queue.set_ready(now, attempt, now + fetch);
     }
 
     pub(crate) fn mark_unobserved(&mut self, attempt: AttemptId) {
@@ -366,6 +372,7 @@ mod tests {
     fn work_of_other_gateways_comes_from_the_report_and_shrinks() {
         let learned = models();
         let estimate = PrefillEstimate {
+            adapter_load: 0.0,
             wait: 0.0,
             pass_wait: 0.0,
             shares_pass: false,
@@ -438,6 +445,7 @@ mod tests {
     fn fetches_queue_on_the_link() {
         let learned = models();
         let estimate = PrefillEstimate {
+            adapter_load: 0.0,
             wait: 0.0,
             pass_wait: 0.0,
             shares_pass: false,

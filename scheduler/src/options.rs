@@ -13,6 +13,8 @@ pub struct SchedulerOptions {
     /// Seconds per token whose KV cache is transferred to the decode after the last pass, until first tokens have been
     /// observed. The default is 192,512 bytes over a 200 Gbit/s link.
     pub handover_prior_s_per_token: f64,
+    /// Seconds in which an engine loads a LoRA adapter, until a load was observed.
+    pub adapter_load_prior: Seconds,
     /// Time of a decode step until responses have been observed.
     pub decode_step_prior: DecodeStepModel,
     /// A request is dispatched once its engine's backlog is at most this. A smaller value leaves the engine idle
@@ -62,6 +64,7 @@ impl Default for SchedulerOptions {
         Self {
             service_prior: PrefillTimeModel::default(),
             handover_prior_s_per_token: 192_512.0 / 25e9,
+            adapter_load_prior: 1.0,
             decode_step_prior: DecodeStepModel::default(),
             slack: 0.05,
             duplicate_price: 0.6,

@@ -161,6 +161,14 @@ impl PrefillQueue {
         }
     }
 
+    /// Corrects the time at which a prefill's blocks have been fetched.
+    pub(crate) fn set_ready(&mut self, now: Seconds, attempt: AttemptId, ready: Seconds) {
+        if let Some(queued) = self.waiting.iter_mut().find(|queued| queued.attempt == attempt) {
+            queued.ready = ready;
+            self.predict(now, self.free_at);
+        }
+    }
+
     /// Removes unobservable prefills whose predicted end has passed.
     pub(crate) fn advance(&mut self, now: Seconds) {
         while let Some(head) = self.waiting.front().filter(|head| head.unobserved && self.head_end <= now) {

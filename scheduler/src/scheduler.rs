@@ -1,5 +1,6 @@
 //! State around a policy: queued requests, load of every engine, and requests sent.
 
+mod adapters;
 mod engine_groups;
 mod excluded;
 mod in_flight;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use self::engine_groups::EngineGroups;
 use self::excluded::ExcludedEngines;
 use self::in_flight::InFlightAttempt;
+use crate::adapter_loads::{AdapterLoadTracker, AdapterResidencies};
 use crate::attempt::AttemptId;
 use crate::decision::{RoutingDecision, ScheduleRejection};
 use crate::fleet::{InstanceIndex, InstanceLoad, InstanceRole, ReportedLoad, SchedulableFleet};
@@ -63,6 +65,7 @@ pub struct Scheduler {
     queued: Vec<QueuedScheduleRequest>,
     in_flight: BTreeMap<AttemptId, InFlightAttempt>,
     pending: PendingPrompts,
+    adapter_loads: AdapterLoadTracker,
     /// Number of requests ever submitted.
     submitted: u64,
     /// Number of decisions ever made.
@@ -104,6 +107,7 @@ impl Scheduler {
     /// Creates a scheduler of an empty cluster.
     #[must_use]
     pub fn new(policy: Box<dyn Policy>, settings: SchedulerOptions) -> Self {
+        let adapter_loads = AdapterLoadTracker::new(settings.adapter_load_prior);
         Self {
             policy,
             settings,
@@ -113,6 +117,7 @@ impl Scheduler {
             queued: Vec::new(),
             in_flight: BTreeMap::new(),
             pending: PendingPrompts::default(),
+            adapter_loads,
             submitted: 0,
             decided: 0,
             next_poll_at: None,
@@ -148,6 +153,7 @@ impl Scheduler {
         self.groups = self.groups.regrouped(&cluster, &previous, &self.settings);
         self.engines = engines;
         self.pending.set_cluster(moved);
+        self.adapter_loads.set_cluster(now, &cluster, moved);
         for sent in self.in_flight.values_mut() {
             sent.prefill = sent.prefill.and_then(moved);
             sent.decode = sent.decode.and_then(moved);
@@ -228,6 +234,7 @@ impl Scheduler {
             return;
         }
         self.refresh_loads(now);
+        let max_adapter_load = self.max_adapter_load(now);
         self.policy.begin_round(&ScheduleRound {
             cluster: &self.cluster,
             loads: &self.loads,
@@ -237,6 +244,7 @@ impl Scheduler {
                 .iter()
                 .map(|queued| queued.max_store_fetch_tokens)
                 .fold(0.0, f64::max),
+            max_adapter_load,
             now,
         });
         self.apply_tenant_factors();
@@ -246,12 +254,19 @@ impl Scheduler {
         self.queued = queued;
     }
 
-    fn input<'a>(&'a self, now: Seconds, entropy: u64, queued: &'a QueuedScheduleRequest) -> PolicyInput<'a> {
+    fn input<'a>(
+        &'a self,
+        now: Seconds,
+        entropy: u64,
+        queued: &'a QueuedScheduleRequest,
+        adapters: &'a AdapterResidencies,
+    ) -> PolicyInput<'a> {
         PolicyInput {
             request: &queued.submission.request,
             cluster: &self.cluster,
             loads: &self.loads,
             prediction: &queued.submission.prediction,
+            adapters,
             prefill_times: &self.prefill_times,
             uncached_share: self.uncached_share,
             expected_output_tokens: self.expected_output_tokens(&queued.submission.request),
@@ -277,11 +292,13 @@ impl Scheduler {
         let prediction = &queued.submission.prediction;
         let with_pending = self.pending.applied_to(prediction, self.cluster.instances().len());
         let prediction = with_pending.as_ref().unwrap_or(prediction);
+        let adapters = self.adapter_residencies(now, &queued.submission.request);
         let input = PolicyInput {
             request: &queued.submission.request,
             cluster: &self.cluster,
             loads: &self.loads,
             prediction,
+            adapters: &adapters,
             prefill_times: &self.prefill_times,
             uncached_share: self.uncached_share,
             expected_output_tokens: self.expected_output_tokens(&queued.submission.request),
@@ -308,7 +325,7 @@ impl Scheduler {
                 self.decided += 1;
                 let request = &queued.submission.request;
                 let prediction = with_pending.as_ref().unwrap_or(&queued.submission.prediction);
-                self.track(now, attempt, (request, prediction), &decision);
+                self.track(now, attempt, (request, prediction, &adapters), &decision);
                 out.push(SchedulerEvent::Send { attempt, decision });
                 false
             }
@@ -394,7 +411,8 @@ impl Scheduler {
     }
 
     fn rank(&self, queued: &QueuedScheduleRequest) -> f64 {
-        self.policy.rank(&self.input(self.now, 0, queued))
+        // Ranks do not depend on loads.
+        self.policy.rank(&self.input(self.now, 0, queued, &AdapterResidencies::default()))
     }
 
     fn enqueue(&mut self, mut queued: QueuedScheduleRequest) {
@@ -428,5 +446,7 @@ fn mix_entropy(entropy: u64, number: u64) -> u64 {
     bits ^ (bits >> 31)
 }
 
+#[cfg(test)]
+mod adapter_tests;
 #[cfg(test)]
 mod tests;

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::adapter_loads::AdapterResidencies;
 use crate::decision::ScheduleRejection;
 use crate::fleet::{InstanceLoad, SchedulableFleet, SchedulableInstance};
 use crate::options::SchedulerOptions;
@@ -31,6 +32,9 @@ pub struct DecisionSnapshot {
     pub expected_output_tokens: u32,
     /// Cache hits, without the keys of the prompt's blocks.
     pub prediction: CacheHitPrediction,
+    /// Residency of the request's LoRA adapter on each instance.
+    #[serde(default)]
+    pub adapters: AdapterResidencies,
     /// Time of the decision by the caller's clock.
     pub now: Seconds,
     /// Arrival time of the request by the caller's clock.
@@ -61,6 +65,7 @@ impl DecisionSnapshot {
             uncached_share: input.uncached_share,
             expected_output_tokens: input.expected_output_tokens,
             prediction: CacheHitPrediction { pages: [].into(), ..input.prediction.clone() },
+            adapters: input.adapters.clone(),
             now: input.now,
             arrived: input.arrived,
             sequence: input.sequence,
@@ -80,6 +85,7 @@ impl DecisionSnapshot {
             loads: &self.loads,
             queued_requests: self.queued_requests,
             max_store_fetch_tokens: self.prediction.max_store_fetch_tokens(),
+            max_adapter_load: self.adapters.max_wait(),
             now: self.now,
         });
         policy.decide(&PolicyInput {
@@ -87,6 +93,7 @@ impl DecisionSnapshot {
             cluster: &cluster,
             loads: &self.loads,
             prediction: &self.prediction,
+            adapters: &self.adapters,
             prefill_times: &self.prefill_times,
             uncached_share: self.uncached_share,
             expected_output_tokens: self.expected_output_tokens,
@@ -114,6 +121,7 @@ mod tests {
             name: format!("engine-{number}").into(),
             role: if number < 3 { InstanceRole::Prefill } else { InstanceRole::Decode },
             models: vec![ModelIndex(0)],
+            loadable: Vec::new(),
             domain: PairingDomain(0),
             rank: 0,
             location: LocationIds::default(),

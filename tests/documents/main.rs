@@ -155,6 +155,7 @@ fn every_error_code_is_described_with_its_status() {
         | ApiErrorCode::EngineTimeout
         | ApiErrorCode::GatewayOverloaded
         | ApiErrorCode::ShuttingDown
+        | ApiErrorCode::AdapterLoadFailed
         | ApiErrorCode::StorageFailed => (code.as_str().to_owned(), code.status().as_u16().to_string()),
     };
     let codes = [
@@ -181,6 +182,7 @@ fn every_error_code_is_described_with_its_status() {
         ApiErrorCode::EngineTimeout,
         ApiErrorCode::GatewayOverloaded,
         ApiErrorCode::ShuttingDown,
+        ApiErrorCode::AdapterLoadFailed,
         ApiErrorCode::StorageFailed,
     ];
     let real: BTreeSet<_> = codes.into_iter().map(listed).collect();

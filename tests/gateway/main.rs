@@ -33,6 +33,7 @@ mod harness {
 }
 mod live_ranking;
 mod local_prefill;
+mod lora_adapters;
 mod model_aliases;
 mod other_paths;
 mod overload;

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use moongate_discovery::RankLoads;
 use moongate_scheduler::{
-    AttemptId, InstanceIndex, InstanceLoad, PolicyName, ReportedLoad, RequestProfile, ScheduleRejection,
-    ScheduleRequest, Scheduler,
+    AttemptId, InstanceIndex, InstanceLoad, ModelIndex, PolicyName, ReportedLoad, RequestProfile,
+    ScheduleRejection, ScheduleRequest, Scheduler,
 };
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
@@ -100,7 +100,7 @@ impl AdmissionQueue {
                 }
                 let mut rejection = ScheduleRejection::UnknownModel;
                 for tier in EligibilityTier::ALL {
-                    let constraints = RouteConstraints::new(routed, tried, tier);
+                    let constraints = RouteConstraints::new(routed, tried, tier, &self.fleet.current());
                     let is_trial = tier == EligibilityTier::Trial;
                     if is_trial && !constraints.is_due_for_trial(routed, &self.fleet.current()) {
                         continue;
@@ -183,16 +183,39 @@ impl AdmissionQueue {
         routed: &RoutedRequest,
         tried: &[Arc<UpstreamEndpoint>],
     ) -> bool {
-        let constraints = RouteConstraints::new(routed, tried, EligibilityTier::Available);
-        routed
-            .request
-            .as_ref()
-            .is_some_and(|request| constraints.has_route(&self.fleet.current(), request.model))
+        let fleet = self.fleet.current();
+        let constraints = RouteConstraints::new(routed, tried, EligibilityTier::Available, &fleet);
+        routed.request.as_ref().is_some_and(|request| constraints.has_route(&fleet, request.model))
     }
 
     /// The prompt of a sent request has been computed.
     pub(super) fn record_prompt_computed(self: &Arc<Self>, attempt: AttemptId, cached_tokens: Option<u32>) {
         self.update(|state, now| state.prompt_computed(now, attempt, cached_tokens));
+    }
+
+    /// The engines of a sent request have loaded its LoRA adapter.
+    pub(super) fn record_adapter_wait_ended(self: &Arc<Self>, attempt: AttemptId) {
+        self.update(|state, now| state.scheduler.adapter_wait_ended(now, attempt));
+    }
+
+    /// An engine has loaded an adapter, or could not. `took` is the duration of an observed load.
+    pub(crate) fn record_adapter_load(
+        self: &Arc<Self>,
+        endpoint: &Arc<UpstreamEndpoint>,
+        adapter: ModelIndex,
+        is_loaded: bool,
+        took: Option<Duration>,
+    ) {
+        let took = took.map(|took| self.clock.to_scheduler_time(took));
+        self.update(|state, now| {
+            let mut ranks = InstanceIndex::all().zip(&state.fleet.members);
+            match ranks.find(|(_, member)| Arc::ptr_eq(&member.endpoint, endpoint)) {
+                Some((ix, _)) if is_loaded => state.scheduler.adapter_loaded(now, ix, adapter, took),
+                Some((ix, _)) => state.scheduler.adapter_load_failed(now, ix, adapter),
+                // The engine has left the fleet.
+                None => {}
+            }
+        });
     }
 
     /// A sent request has ended. `output_tokens` is the length of a complete response.

@@ -31,6 +31,11 @@ impl SchedulerClock {
         Duration::try_from_secs_f64(seconds / self.scale).unwrap_or_default()
     }
 
+    /// Converts a wall-clock duration to the scheduler's seconds.
+    pub(super) fn to_scheduler_time(self, duration: Duration) -> f64 {
+        duration.as_secs_f64() * self.scale
+    }
+
     /// Converts a scheduler time to an instant; `None` if it is never reached.
     pub(super) fn instant_at(&self, time: f64) -> Option<Instant> {
         let after = Duration::try_from_secs_f64((time - self.started_at).max(0.0) / self.scale).ok()?;

@@ -68,6 +68,8 @@ pub(super) struct RouteConstraints {
     /// That engine, if it is known.
     response_engine: Option<InstanceId>,
     tried: Vec<Arc<UpstreamEndpoint>>,
+    /// Name of the model, if it is a LoRA adapter that engines can load.
+    adapter: Option<Arc<str>>,
     tier: EligibilityTier,
 }
 
@@ -76,8 +78,10 @@ impl RouteConstraints {
         routed: &RoutedRequest,
         tried: &[Arc<UpstreamEndpoint>],
         tier: EligibilityTier,
+        fleet: &FleetSnapshot,
     ) -> Self {
         let continues_response = routed.needs_stored_response();
+        let is_adapter = |request: &RequestProfile| !fleet.cluster.loadable(request.model).is_empty();
         Self {
             api: routed.api,
             is_translated: matches!(routed.translated, Some(Ok(_))),
@@ -85,6 +89,7 @@ impl RouteConstraints {
             continues_response,
             response_engine: routed.stored.engine.clone().filter(|_| continues_response),
             tried: tried.to_vec(),
+            adapter: routed.model.clone().filter(|_| routed.request.as_ref().is_some_and(is_adapter)),
             tier,
         }
     }
@@ -153,8 +158,8 @@ impl RouteConstraints {
     pub(super) fn has_route(&self, fleet: &FleetSnapshot, model: ModelIndex) -> bool {
         let allowed = |role: scheduler::InstanceRole| {
             let members = fleet.cluster.instances().iter().zip(&fleet.members);
-            let serving = members
-                .filter(move |(candidate, _)| candidate.role == role && candidate.models.contains(&model));
+            let serving =
+                members.filter(move |(candidate, _)| candidate.role == role && candidate.is_eligible(model));
             serving.filter(|(_, member)| self.allows(member, false)).map(|(instance, _)| instance)
         };
         allowed(scheduler::InstanceRole::Plain).next().is_some()
@@ -169,11 +174,18 @@ impl RouteConstraints {
             && (self.is_translated || !needs_translation(self.api, member))
     }
 
+    /// Whether the engine could not load the request's adapter a short time ago.
+    fn is_adapter_avoided(&self, endpoint: &UpstreamEndpoint) -> bool {
+        let adapter = self.adapter.as_ref();
+        adapter.is_some_and(|adapter| endpoint.adapter_loads.is_avoided(adapter, Instant::now()))
+    }
+
     fn allows(&self, member: &FleetMember, is_trial: bool) -> bool {
         let endpoint = &member.endpoint;
         // An SGLang pair cannot run several samples of one prompt.
         self.has_api(member)
             && (!self.continues_response || can_continue(member))
+            && (self.tier == EligibilityTier::Untried || !self.is_adapter_avoided(endpoint))
             && (self.samples == 1 || !member.is_sglang() || member.instance.role == EngineRole::Plain)
             && (self.tier == EligibilityTier::Untried || endpoint.is_healthy())
             && (!matches!(self.tier, EligibilityTier::Trial | EligibilityTier::Available)
@@ -231,7 +243,11 @@ pub(super) fn choose_passthrough(
     let has_response = |member: &FleetMember| Some(&member.endpoint.id) == routed.stored.engine.as_ref();
     let serves = |ix: usize| {
         let instance = &fleet.cluster.instances()[ix];
-        request.is_none_or(|request| instance.models.contains(&request.model))
+        request.is_none_or(|request| instance.is_eligible(request.model))
+    };
+    let needs_load = |ix: usize| {
+        let instance = &fleet.cluster.instances()[ix];
+        request.is_some_and(|request| !instance.models.contains(&request.model))
     };
     let only_tokenizes = TOKENIZER_PATHS.contains(&routed.uri.path());
     let rank = |member: &FleetMember| match member.instance.role {
@@ -246,11 +262,11 @@ pub(super) fn choose_passthrough(
         .enumerate()
         .filter(|(ix, _)| serves(*ix))
         .filter(|(_, member)| !tried.iter().any(|tried| Arc::ptr_eq(tried, &member.endpoint)))
-        .min_by_key(|(_, member)| {
+        .min_by_key(|(ix, member)| {
             let endpoint = &member.endpoint;
             let order =
                 (!endpoint.is_available(), rank(member), endpoint.in_flight.count(), fastrand::u32(..));
-            (!has_response(member), order)
+            (!has_response(member), needs_load(*ix), order)
         });
     let Some((_, member)) = best else { return Err(ScheduleRejection::UnknownModel) };
     let in_flight = InFlightGuard::passthrough(member.endpoint.clone());
@@ -263,7 +279,56 @@ mod tests {
 
     use super::*;
     use crate::kv_index::KvIndex;
-    use crate::test_fleet::{engine, snapshot};
+    use crate::lora_adapters::AdapterTable;
+    use crate::test_fleet::{engine, snapshot, snapshot_with_adapters};
+
+    /// Two engines that can load the adapter `poet`, and a request for it.
+    fn adapter_fleet() -> (FleetSnapshot, RoutedRequest) {
+        let engines = ["a", "b"].map(|name| engine(name, EngineRole::Plain, EngineKind::Vllm, 1));
+        let adapters = AdapterTable::parse("[[adapter]]\nname = \"poet\"\npath = \"/poet\"\n").unwrap();
+        let index = KvIndex::new(10);
+        let fleet =
+            snapshot_with_adapters(engines.into(), &FleetSnapshot::default(), &index, Arc::new(adapters));
+        let mut routed = RoutedRequest::of_body(InferenceApi::Completions, r#"{"prompt":"a"}"#);
+        routed.model = Some("poet".into());
+        routed.request = Some(RequestProfile {
+            model: fleet.model("poet").unwrap(),
+            input_tokens: 1,
+            max_output_tokens: None,
+            sequences: 1,
+            priority: 0,
+            session: None,
+            tenant: None,
+            ttft_target: None,
+        });
+        (fleet, routed)
+    }
+
+    #[test]
+    fn an_adapter_that_can_be_loaded_is_a_served_model() {
+        let (fleet, routed) = adapter_fleet();
+        let model = fleet.model("poet").unwrap();
+        assert_eq!(fleet.cluster.loadable(model).len(), 2);
+        assert_eq!((fleet.members_serving(model).count(), fleet.members_eligible(model).count()), (0, 2));
+        assert_eq!(fleet.only_model(), fleet.model("m").ok(), "an adapter is no further model");
+        assert_eq!(fleet.model("coder"), Err(crate::fleet::ModelUnavailable::NotFound));
+        let constraints = RouteConstraints::new(&routed, &[], EligibilityTier::Available, &fleet);
+        assert!(constraints.has_route(&fleet, model));
+    }
+
+    #[tokio::test]
+    async fn an_engine_that_could_not_load_an_adapter_is_avoided() {
+        let (fleet, routed) = adapter_fleet();
+        let error = crate::lora_adapters::AdapterLoadError::Interrupted;
+        fleet.members[0].endpoint.adapter_loads.record(&"poet".into(), &Err(error), Instant::now());
+        let excluded =
+            |routed: &RoutedRequest, tier| RouteConstraints::new(routed, &[], tier, &fleet).excluded(&fleet);
+        assert_eq!(excluded(&routed, EligibilityTier::Available), [InstanceIndex(0)]);
+        assert!(excluded(&routed, EligibilityTier::Untried).is_empty(), "if there is no other");
+        let base = RequestProfile { model: fleet.model("m").unwrap(), ..routed.request.clone().unwrap() };
+        let base = RoutedRequest { model: Some("m".into()), request: Some(base), ..routed };
+        assert!(excluded(&base, EligibilityTier::Available).is_empty());
+    }
 
     #[test]
     fn any_engine_tokenizes_but_plain_ones_serve_other_paths() {

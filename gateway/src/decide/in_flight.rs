@@ -53,6 +53,13 @@ impl InFlightGuard {
         self.decode.as_ref().unwrap_or(&self.prefill).endpoint()
     }
 
+    /// The engines have loaded the request's LoRA adapter.
+    pub(crate) fn record_adapter_wait_ended(&self) {
+        if let Some((queue, attempt)) = &self.attempt {
+            queue.record_adapter_wait_ended(*attempt);
+        }
+    }
+
     /// The prompt has been computed. `usage` holds its engine's token counts, if already reported.
     pub(crate) fn record_prompt_computed(&mut self, usage: Option<TokenUsage>) {
         if !std::mem::replace(&mut self.prompt_computed, true)

@@ -1,17 +1,22 @@
-//! One attempt on one route: starts the legs and waits for the start of the response.
+//! One attempt on one route: loads the LoRA adapter, starts the legs and waits for the start of the response.
 
+use std::sync::Arc;
+
+use super::adapter_loader::AdapterLoader;
 use crate::connector::start_legs;
 use crate::decide::ChosenRoute;
 use crate::legs::{AttemptContext, AttemptFailure, AttemptSilenceLimits, ResponseStart, first_bytes};
 use crate::routed_request::RoutedRequest;
 use crate::upstream::LegKind;
 
-/// Runs one attempt until the response has started.
+/// Runs one attempt until the response has started. Engines load the request's LoRA adapter first, if they have not.
 pub(super) async fn attempt(
     routed: &RoutedRequest,
     chosen: ChosenRoute,
+    adapters: &Arc<AdapterLoader>,
     context: &AttemptContext<'_>,
 ) -> Result<ResponseStart, AttemptFailure> {
+    adapters.load_on_route(routed, &chosen).await?;
     let ChosenRoute { prefill, decode, in_flight, decision: fleet_decision } = chosen;
     let decision = fleet_decision.as_ref().map(|fleet_decision| &*fleet_decision.decision);
     let silence_limits = decision.and_then(|decision| {

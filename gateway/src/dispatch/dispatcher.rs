@@ -13,6 +13,7 @@ use moongate_scheduler::ScheduleRejection;
 use serde::Deserialize;
 use tokio::time::Instant;
 
+use super::adapter_loader::AdapterLoader;
 use super::attempt::attempt;
 use crate::decide::{AdmissionQueue, ChosenRoute};
 use crate::error::{ApiError, ApiErrorCode};
@@ -44,6 +45,7 @@ pub(crate) struct RequestDispatcher {
     pub(crate) fleet: FleetReader,
     pub(crate) topology: TopologyReader,
     pub(crate) admission: Arc<AdmissionQueue>,
+    pub(crate) adapters: Arc<AdapterLoader>,
     pub(crate) aborter: Arc<AbortSender>,
     pub(crate) metrics: Arc<GatewayMetrics>,
     pub(crate) limits: RetryLimits,
@@ -105,7 +107,7 @@ impl RequestDispatcher {
                     exhaustion_counted: AtomicBool::new(false),
                 },
             };
-            match attempt(routed, chosen, &context).await {
+            match attempt(routed, chosen, &self.adapters, &context).await {
                 Ok(started) => {
                     return Ok(ResponseStart { expected_hits: expected, ttft_prediction, ..started });
                 }
@@ -170,6 +172,11 @@ impl RequestDispatcher {
         if matches!(error, LegError::NoConnectionLeft) {
             self.metrics.overload.record_rejected(OverloadReason::EngineConnections);
             tracing::warn!(side = side.as_str(), engine = %endpoint.id, %error, request_id, trace_id, "leg not started");
+            return;
+        }
+        if matches!(error, LegError::AdapterLoad(_)) {
+            // Logged by the load, which several requests wait for.
+            tracing::debug!(side = side.as_str(), engine = %endpoint.id, %error, request_id, trace_id, "leg not started");
             return;
         }
         if !error.blames_engine() {
@@ -269,7 +276,10 @@ fn into_dispatch_error(failure: AttemptFailure, attempts: u32) -> DispatchError 
     let attempts = if attempts == 1 { "1 attempt".to_owned() } else { format!("{attempts} attempts") };
     let message = format!("{} engine {} {error} (after {attempts})", side.as_str(), endpoint.id);
     let mut api_error = ApiError::new(code, message);
-    if matches!(code, ApiErrorCode::EngineUnavailable | ApiErrorCode::GatewayOverloaded) {
+    if matches!(
+        code,
+        ApiErrorCode::EngineUnavailable | ApiErrorCode::GatewayOverloaded | ApiErrorCode::AdapterLoadFailed
+    ) {
         api_error.retry_after = Some(retry_after.unwrap_or(Duration::from_secs(1)));
     }
     DispatchError::Error(api_error)

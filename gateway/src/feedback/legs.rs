@@ -42,7 +42,7 @@ impl LegMetrics {
         let metrics = Self {
             failures: registry.register(
                 "moongate_leg_failures_total",
-                "Legs that failed before the response started. `reason` is `connect`, `no_connection_left` (this gateway's limit of open files), `transport`, `closed`, `timeout`, `silent` (no output for longer than expected, see docs/protocols.md), `status_4xx`, `status_5xx`, `protocol_violation` (not the engine's protocol) or `engine_error` (an error event in a stream)",
+                "Legs that failed before the response started. `reason` is `connect`, `no_connection_left` (this gateway's limit of open files), `transport`, `closed`, `timeout`, `silent` (no output for longer than expected, see docs/protocols.md), `status_4xx`, `status_5xx`, `protocol_violation` (not the engine's protocol), `engine_error` (an error event in a stream) or `adapter_load` (the engine did not load the LoRA adapter)",
                 Family::default(),
             ),
             aborts: registry.register(

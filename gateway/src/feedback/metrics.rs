@@ -13,6 +13,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
 use super::access::AccessRejectionMetrics;
+use super::adapter_loads::AdapterLoadMetrics;
 use super::aliases::MetricAliases;
 use super::api_histogram::{ApiHistogram, ExemplarHistogram};
 use super::batches::BatchMetrics;
@@ -66,6 +67,7 @@ pub(crate) struct GatewayMetrics {
     completion_tokens: Counter,
     pub(crate) refusals: AccessRejectionMetrics,
     pub(crate) model_aliases: ModelAliasMetrics,
+    pub(crate) adapter_loads: AdapterLoadMetrics,
     pub(crate) silence: SilenceMetrics,
     pub(crate) overload: OverloadMetrics,
     pub(crate) predictions: PredictionMetrics,
@@ -148,6 +150,7 @@ impl GatewayMetrics {
             ),
             refusals: AccessRejectionMetrics::register(&mut registry),
             model_aliases: ModelAliasMetrics::register(&mut registry),
+            adapter_loads: AdapterLoadMetrics::register(&mut registry),
             silence: SilenceMetrics::register(&mut registry),
             overload: OverloadMetrics::register(&mut registry),
             predictions: PredictionMetrics::register(&mut registry),

@@ -1,6 +1,7 @@
 //! Metrics, decision history and traces of requests.
 
 mod access;
+mod adapter_loads;
 mod aliases;
 mod api_histogram;
 mod batches;
@@ -21,6 +22,7 @@ mod silence;
 mod spans;
 mod tokenize;
 
+pub(crate) use adapter_loads::{AdapterLoadMetrics, AdapterLoadOutcome};
 pub use aliases::MetricAliases;
 pub(crate) use cache::{EventFeedMetrics, ExpectedHits, StoreViewMetrics};
 pub(crate) use decision_history::{DecidedRequest, DecisionHistory};

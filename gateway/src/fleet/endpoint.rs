@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use moongate_discovery::InstanceId;
 use tokio::time::Instant;
 
+use super::adapter_loads::AdapterLoadStates;
 use super::breaker::{BreakerLimits, CircuitBreaker};
 use super::in_flight::InFlightCount;
 use super::prompts::PromptCounters;
@@ -32,6 +33,8 @@ pub(crate) struct UpstreamEndpoint {
     pub(crate) silence: SilenceMonitor,
     /// Methods by which the engine can tokenize prompts.
     pub(crate) tokenize_methods: TokenizeMethods,
+    /// LoRA adapters that the engine loads, or could not load.
+    pub(crate) adapter_loads: AdapterLoadStates,
     /// Slots of the engine's ranks in the index.
     pub(crate) index_slots: EngineSlots,
     healthy: AtomicBool,
@@ -47,6 +50,7 @@ impl UpstreamEndpoint {
             breaker: CircuitBreaker::new(limits.breaker),
             silence: SilenceMonitor::new(limits.silence.clone()),
             tokenize_methods: TokenizeMethods::default(),
+            adapter_loads: AdapterLoadStates::default(),
             index_slots: EngineSlots::new(index),
             healthy: AtomicBool::new(true),
         }
@@ -75,6 +79,10 @@ impl UpstreamEndpoint {
     }
 
     pub(crate) fn record_failure(&self, error: &LegError) {
+        if matches!(error, LegError::AdapterLoad(_)) {
+            // Says nothing about requests of other models.
+            return;
+        }
         if matches!(error, LegError::Silent(_)) {
             // Counted by the silence monitor, from which a trial request recovers.
             return;

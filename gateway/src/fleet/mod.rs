@@ -1,6 +1,7 @@
 //! The engines as the gateway uses them: topology snapshots joined with the gateway's own state of each engine (connections,
 //! health, breaker).
 
+mod adapter_loads;
 mod breaker;
 mod cache_rules;
 mod decision;
@@ -16,6 +17,7 @@ mod snapshot;
 mod tokenize_methods;
 mod watch;
 
+pub(crate) use adapter_loads::AdapterLoadStep;
 pub(crate) use breaker::BreakerLimits;
 pub(crate) use decision::FleetDecision;
 pub(crate) use endpoint::{EndpointLimits, UpstreamEndpoint};

@@ -14,6 +14,7 @@ use super::cache_rules::cache_rules;
 use super::endpoint::{EndpointLimits, UpstreamEndpoint};
 use super::group::EngineGroup;
 use crate::kv_index::{BlockKeyspace, EngineSlotGuard, KvIndex, RankSlots, StoreKeyNaming};
+use crate::lora_adapters::AdapterTable;
 use crate::upstream::split_url;
 
 /// The reason that discovery gives before it has probed an engine.
@@ -83,6 +84,8 @@ pub(crate) struct FleetSnapshot {
     groups: Vec<Vec<Arc<EngineGroup>>>,
     /// Locations of hosts, including those of engines.
     pub(crate) hosts: HostLocations<scheduler::LocationIds>,
+    /// LoRA adapters that engines can load.
+    pub(crate) adapters: Arc<AdapterTable>,
     /// Listed instances that are not usable, with the reason.
     pub(crate) unusable: Vec<UnusableInstance>,
 }
@@ -113,13 +116,14 @@ impl FleetSnapshot {
         topology: &Topology,
         previous: &FleetSnapshot,
         limits: &EndpointLimits,
-        index: &Arc<KvIndex>,
+        (index, adapters): (&Arc<KvIndex>, Arc<AdapterTable>),
     ) -> Self {
         // A model keeps its index, because queued requests refer to it.
         let mut fleet = FleetSnapshot {
             generation: topology.generation,
             models: previous.models.clone(),
             model_names: previous.model_names.clone(),
+            adapters,
             ..FleetSnapshot::default()
         };
         let mut interner = TopologyInterner::default();
@@ -145,6 +149,7 @@ impl FleetSnapshot {
                 fleet.unusable.push(UnusableInstance { id: instance.id.clone(), reason, probed });
                 continue;
             };
+            endpoint.adapter_loads.remove_listed(&facts.models);
             // For an engine given by a flag, only its host's location is known.
             let host_location = topology
                 .hosts
@@ -156,6 +161,7 @@ impl FleetSnapshot {
                 name: name.clone(),
                 role: role(instance.role),
                 models: facts.models.iter().map(|model| fleet.intern(model)).collect(),
+                loadable: fleet.intern_loadable(facts),
                 domain: domain(facts),
                 rank: 0,
                 location: interner.location(location),
@@ -214,6 +220,12 @@ impl FleetSnapshot {
         instances.filter(move |(instance, _)| instance.models.contains(&model)).map(|(_, member)| member)
     }
 
+    /// The engines that requests for a model may be sent to, if need be after a load.
+    pub(crate) fn members_eligible(&self, model: ModelIndex) -> impl Iterator<Item = &FleetMember> {
+        let instances = self.cluster.instances().iter().zip(&self.members);
+        instances.filter(move |(instance, _)| instance.is_eligible(model)).map(|(_, member)| member)
+    }
+
     /// Engines of a model, grouped by equal block hashes.
     pub(crate) fn groups(&self, model: ModelIndex) -> &[Arc<EngineGroup>] {
         self.groups.get(model.0 as usize).map_or(&[], Vec::as_slice)
@@ -247,6 +259,11 @@ impl FleetSnapshot {
         number
     }
 
+    fn intern_loadable(&mut self, facts: &EngineFacts) -> Vec<ModelIndex> {
+        let adapters = self.adapters.clone();
+        adapters.loadable_on(facts).map(|(model, _)| self.intern(&model)).collect()
+    }
+
     /// Finds a model by its name.
     pub(crate) fn model(&self, name: &str) -> Result<ModelIndex, ModelUnavailable> {
         if self.served_models.iter().any(|served| **served == *name)
@@ -255,13 +272,18 @@ impl FleetSnapshot {
             return Ok(model);
         }
         let serves = |models: &Arc<[Arc<str>]>| models.iter().any(|model| **model == *name);
-        Err(if self.models_of.values().any(serves) {
+        Err(if self.models_of.values().any(serves) || self.may_be_loaded(name) {
             ModelUnavailable::Outage
         } else if self.models_of.len() < self.endpoints.len() || self.endpoints.is_empty() {
             ModelUnavailable::Undetermined
         } else {
             ModelUnavailable::NotFound
         })
+    }
+
+    /// Whether listed engines that are not usable now may be able to load the adapter.
+    fn may_be_loaded(&self, name: &str) -> bool {
+        !self.unusable.is_empty() && self.adapters.contains(name)
     }
 
     /// The model of requests that name none: there must be exactly one besides its adapters, also among engines that are not usable
@@ -280,7 +302,8 @@ impl FleetSnapshot {
         let names =
             |name: &str| model.strip_suffix(name).is_some_and(|base| base.is_empty() || base.ends_with(':'));
         let mut facts = self.members.iter().filter_map(|member| member.facts());
-        facts.any(|facts| facts.adapters.iter().any(|adapter| names(&adapter.name)))
+        self.adapters.contains(model)
+            || facts.any(|facts| facts.adapters.iter().any(|adapter| names(&adapter.name)))
     }
 
     pub(crate) fn model_name(&self, model: ModelIndex) -> Option<&Arc<str>> {

@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::endpoint::EndpointLimits;
 use super::snapshot::FleetSnapshot;
 use crate::kv_index::KvIndex;
+use crate::lora_adapters::LoraAdapterFile;
 
 /// The current fleet. Cheap to clone; reading never blocks.
 #[derive(Debug, Clone)]
@@ -51,9 +52,14 @@ impl FleetReader {
     }
 
     /// Builds and publishes the fleet of the topology's current snapshot.
-    pub(crate) fn refresh(&self, topology: &TopologyReader, limits: &EndpointLimits, index: &Arc<KvIndex>) {
+    pub(crate) fn refresh(
+        &self,
+        topology: &TopologyReader,
+        limits: &EndpointLimits,
+        (index, adapters): (&Arc<KvIndex>, &LoraAdapterFile),
+    ) {
         let previous = self.current.load();
-        let fleet = FleetSnapshot::build(&topology.current(), &previous, limits, index);
+        let fleet = FleetSnapshot::build(&topology.current(), &previous, limits, (index, adapters.current()));
         tracing::info!(
             generation = fleet.generation,
             usable = fleet.engines().count(),
@@ -75,23 +81,26 @@ impl FleetReader {
 /// How often idle connections are checked for age and closure.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Follows `topology` until `stop`, and closes stale idle connections.
+/// Follows `topology` and the LoRA adapters that engines can load until `stop`, and closes stale idle connections.
 pub(crate) async fn watch_topology(
     reader: FleetReader,
     mut topology: TopologyReader,
     limits: EndpointLimits,
-    index: Arc<KvIndex>,
+    (index, adapters): (Arc<KvIndex>, Arc<LoraAdapterFile>),
     stop: CancellationToken,
 ) {
+    let mut reloads = adapters.subscribe();
     let mut sweep = interval(SWEEP_INTERVAL);
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             () = stop.cancelled() => break,
             changed = topology.changed() => match changed {
-                Some(_) => reader.refresh(&topology, &limits, &index),
+                Some(_) => reader.refresh(&topology, &limits, (&index, &adapters)),
                 None => break,
             },
+            // The sender is in `adapters`, so that it cannot be closed.
+            Ok(()) = reloads.changed() => reader.refresh(&topology, &limits, (&index, &adapters)),
             _ = sweep.tick() => reader.current().engines().for_each(|member| member.endpoint.pool.sweep()),
         }
     }

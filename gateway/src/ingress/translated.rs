@@ -19,7 +19,7 @@ pub(super) fn translation(
 ) -> Option<Result<Arc<RoutedRequest>, ApiError>> {
     let model = routed.request.as_ref()?.model;
     let fleet = gateway.dispatcher.fleet.current();
-    let is_needed = fleet.members_serving(model).any(|member| needs_translation(routed.api, member));
+    let is_needed = fleet.members_eligible(model).any(|member| needs_translation(routed.api, member));
     is_needed.then(|| as_chat(gateway, routed).map(Arc::new))
 }
 

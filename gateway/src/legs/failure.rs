@@ -10,6 +10,7 @@ use super::pair::LegPair;
 use super::silence::SilentLegs;
 use crate::error::ApiErrorCode;
 use crate::fleet::{FleetMember, UpstreamEndpoint};
+use crate::lora_adapters::AdapterLoadError;
 use crate::response::SseError;
 use crate::upstream::{LegError, LegKind};
 
@@ -35,6 +36,19 @@ impl AttemptFailure {
             side: LegKind::Prefill,
             endpoint: prefill.endpoint.clone(),
             error: LegError::ProtocolViolation(what),
+            other_engine: None,
+            stale_prefill: None,
+            leg: None,
+            retry_after: None,
+        }
+    }
+
+    /// The failure of an attempt on an engine that has not loaded the request's LoRA adapter.
+    pub(crate) fn unloaded_adapter(side: LegKind, member: &FleetMember, error: AdapterLoadError) -> Self {
+        Self {
+            side,
+            endpoint: member.endpoint.clone(),
+            error: LegError::AdapterLoad(error),
             other_engine: None,
             stale_prefill: None,
             leg: None,
@@ -84,6 +98,7 @@ pub(crate) fn failure_code(side: LegKind, error: &LegError) -> ApiErrorCode {
     match (error, side) {
         (LegError::Timeout(..) | LegError::Silent(_), _) => ApiErrorCode::EngineTimeout,
         (LegError::NoConnectionLeft, _) => ApiErrorCode::GatewayOverloaded,
+        (LegError::AdapterLoad(_), _) => ApiErrorCode::AdapterLoadFailed,
         (LegError::Status(StatusCode::SERVICE_UNAVAILABLE, _), _) => ApiErrorCode::EngineUnavailable,
         (_, LegKind::Prefill) => ApiErrorCode::PrefillFailed,
         (_, LegKind::Decode) => ApiErrorCode::DecodeFailed,

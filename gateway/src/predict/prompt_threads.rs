@@ -160,7 +160,7 @@ mod tests {
             // All others are queued by now, since each future is polled once before this one.
             release.send(()).unwrap();
         };
-        tokio::join!(all, release);
+        let (_, ()) = tokio::join!(all, release);
         assert_eq!(order.try_iter().collect::<Vec<_>>(), [10, 1 << 20, 9 << 20]);
     }
 

@@ -15,6 +15,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::connection::{EngineResponseBody, ExchangeError};
 use super::pool::{ConnectionPool, PreparedRequest};
+use crate::lora_adapters::AdapterLoadError;
 use crate::response::SseError;
 
 /// The role of a leg within its request.
@@ -92,6 +93,8 @@ pub(crate) enum LegError {
     ProtocolViolation(&'static str),
     /// The engine sent an error event in a stream.
     EngineError(Bytes),
+    /// The engine has not loaded the request's LoRA adapter, so that it did not get the request.
+    AdapterLoad(AdapterLoadError),
 }
 
 impl fmt::Display for LegError {
@@ -117,6 +120,7 @@ impl fmt::Display for LegError {
             LegError::Status(status, body) => write!(f, "responded with {status}: {}", excerpt(body)),
             LegError::ProtocolViolation(what) => f.write_str(what),
             LegError::EngineError(event) => write!(f, "reported an error: {}", excerpt(event)),
+            LegError::AdapterLoad(error) => error.fmt(f),
         }
     }
 }
@@ -150,7 +154,7 @@ impl From<SseError> for LegError {
 
 impl LegError {
     /// All values of [`LegError::reason`].
-    pub(crate) const REASONS: [&str; 10] = [
+    pub(crate) const REASONS: [&str; 11] = [
         "connect",
         "no_connection_left",
         "transport",
@@ -161,6 +165,7 @@ impl LegError {
         "status_5xx",
         "protocol_violation",
         "engine_error",
+        "adapter_load",
     ];
 
     /// Kind of the error, for metrics and traces.
@@ -176,6 +181,7 @@ impl LegError {
             LegError::Status(..) => "status_5xx",
             LegError::ProtocolViolation(_) => "protocol_violation",
             LegError::EngineError(_) => "engine_error",
+            LegError::AdapterLoad(_) => "adapter_load",
         }
     }
 
@@ -183,7 +189,7 @@ impl LegError {
     pub(crate) fn blames_engine(&self) -> bool {
         match self {
             LegError::Status(status, _) => status.is_server_error(),
-            LegError::NoConnectionLeft => false,
+            LegError::NoConnectionLeft | LegError::AdapterLoad(_) => false,
             _ => true,
         }
     }

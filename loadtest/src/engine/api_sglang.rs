@@ -12,7 +12,7 @@ use super::request::GenerationRequest;
 use super::response::{self, SimRejection, SimResponse};
 use super::serve::DisaggregationPlan;
 use super::stats::unix_s;
-use super::{SimEngineState, SimRole, adapters, events, metrics, tokenize};
+use super::{SimEngineState, SimRole, events, metrics, tokenize};
 
 const VERSION: &str = "0.5.23";
 /// Default bootstrap port when a request names none.
@@ -209,8 +209,6 @@ pub(crate) fn dispatch(engine: &Arc<SimEngineState>, parts: &Parts, body: &Bytes
                 "Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the operation will not be performed.)\n",
             )
         }
-        "/load_lora_adapter" if parts.method == Method::POST => adapters::load(engine, body),
-        "/unload_lora_adapter" if parts.method == Method::POST => adapters::unload(engine, body),
         "/tokenize" | "/v1/tokenize" if parts.method == Method::POST => tokenize::tokenize(engine, body),
         "/detokenize" | "/v1/detokenize" if parts.method == Method::POST => {
             tokenize::detokenize(engine, body)

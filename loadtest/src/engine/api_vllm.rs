@@ -12,7 +12,7 @@ use super::generation::{KvPull, SimKvTransfer};
 use super::request::{GenerationEndpoint, GenerationRequest};
 use super::response::{self, SimRejection, SimResponse};
 use super::serve::DisaggregationPlan;
-use super::{SimEngineState, SimRole, VllmConnector, adapters, events, metrics, tokenize};
+use super::{SimEngineState, SimRole, VllmConnector, events, metrics, tokenize};
 
 const VERSION: &str = "0.32.0";
 
@@ -167,8 +167,6 @@ pub(crate) fn dispatch(engine: &Arc<SimEngineState>, parts: &Parts, body: &Bytes
         "/load" if get => response::json_ok(&json!({"server_load": engine.stats.read(|stats| stats.active)})),
         "/metrics" if get => response::text(StatusCode::OK, metrics::vllm(engine)),
         "/kv_event_sources" if get => response::json_ok(&events::describe::vllm(engine)),
-        "/v1/load_lora_adapter" if parts.method == Method::POST => adapters::load(engine, body),
-        "/v1/unload_lora_adapter" if parts.method == Method::POST => adapters::unload(engine, body),
         "/tokenize" if parts.method == Method::POST => tokenize::tokenize(engine, body),
         "/detokenize" if parts.method == Method::POST => tokenize::detokenize(engine, body),
         "/v1/chat/completions/render" if parts.method == Method::POST => {

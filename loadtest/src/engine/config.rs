@@ -80,6 +80,8 @@ pub struct EngineTimeModel {
     pub storage_bytes_per_s: f64,
     /// Constant seconds per read from the shared store.
     pub storage_latency_s: f64,
+    /// Seconds to load a LoRA adapter.
+    pub adapter_load_s: f64,
 }
 
 impl Default for EngineTimeModel {
@@ -98,6 +100,7 @@ impl Default for EngineTimeModel {
             host_load_bytes_per_s: 50e9,
             storage_bytes_per_s: 6.65e9,
             storage_latency_s: 0.002,
+            adapter_load_s: 0.0,
         }
     }
 }
@@ -206,6 +209,9 @@ pub struct SimEngineOptions {
     pub response_store: bool,
     /// Whether the model generates its end-of-sequence token first, unless the request forbids it.
     pub ends_at_first_token: bool,
+    /// Maximum number of loaded LoRA adapters of an SGLang engine (`--max-loaded-loras`): a further one evicts the least
+    /// recently used. vLLM engines keep all in their list.
+    pub max_loaded_adapters: Option<usize>,
     /// Version that an SGLang engine reports; `None`: that of the API.
     pub reported_version: Option<String>,
     /// Canned chat completions instead of generated ones.
@@ -251,6 +257,7 @@ impl SimEngineOptions {
             kv_events: None,
             response_store: false,
             ends_at_first_token: false,
+            max_loaded_adapters: None,
             reported_version: None,
             canned: None,
         }

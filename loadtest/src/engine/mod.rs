@@ -127,6 +127,8 @@ pub(crate) struct SimEngineState {
     refuse_connections: watch::Sender<bool>,
     ready: AtomicBool,
     adapters: adapters::LoraAdapters,
+    /// Whether loads of LoRA adapters are rejected.
+    rejects_adapter_loads: AtomicBool,
     canned: Option<Arc<CannedResponses>>,
     response_store: Arc<api_responses::ResponseStore>,
 }

@@ -23,8 +23,8 @@ use super::server::{ConnectionFault, ConnectionFaultKind, read_body};
 use super::stats::{AbortKind, MAX_RECORDED_REQUESTS, RecordedRequest, unix_ms, unix_s};
 use super::stream::stream_response;
 use super::{
-    AbortableRequest, SimEngineState, SimProtocol, SimRole, api_messages, api_responses, api_sglang,
-    api_vllm, media, scoring,
+    AbortableRequest, SimEngineState, SimProtocol, SimRole, adapters, api_messages, api_responses,
+    api_sglang, api_vllm, media, scoring,
 };
 
 /// Maximum request body in bytes, about 64 million.
@@ -83,6 +83,9 @@ pub(crate) async fn handle(
                 return response;
             }
             if let Some(response) = shared_route(engine, &parts, &body) {
+                return response;
+            }
+            if let Some(response) = adapters::dispatch(engine, &parts, &body).await {
                 return response;
             }
             match engine.options.protocol {

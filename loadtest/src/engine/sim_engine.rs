@@ -83,6 +83,7 @@ impl SimEngine {
             room_ranks: Mutex::default(),
             refuse_connections: refusing,
             adapters: adapters::LoraAdapters::default(),
+            rejects_adapter_loads: AtomicBool::new(false),
             canned: config.canned.map(|canned| Arc::new(CannedResponses::new(&config, &canned))),
             response_store: Arc::default(),
             ready: AtomicBool::new(config.ready_after.is_zero()),

@@ -62,6 +62,10 @@ pub struct SimStats {
     pub bootstrapping: u64,
     /// Choices whose KV cache is being transferred.
     pub transferring: u64,
+    /// Requests to load a LoRA adapter, whatever the result.
+    pub adapter_load_requests: u64,
+    /// LoRA adapters loaded.
+    pub adapter_loads: u64,
     /// Tokenization requests (`/tokenize`, `…/render`), whatever the result.
     pub tokenize_requests: u64,
     pub open_connections: u64,

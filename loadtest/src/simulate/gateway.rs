@@ -405,6 +405,7 @@ fn cluster(settings: &SimulationOptions) -> SchedulableFleet {
         name: format!("{}-{number}", if role == InstanceRole::Decode { "decode" } else { "prefill" }).into(),
         role,
         models: vec![ModelIndex(0)],
+        loadable: Vec::new(),
         domain: PairingDomain(0),
         rank: 0,
         location,

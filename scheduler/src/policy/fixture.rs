@@ -1,6 +1,7 @@
 //! One request and a small fleet, for the tests of policies.
 
 use super::{Policy, PolicyInput, PolicyVerdict};
+use crate::adapter_loads::{AdapterResidencies, AdapterResidency};
 use crate::cache_params::EngineCacheParams;
 use crate::decision::{RoutingDecision, ScheduleRejection};
 use crate::fleet::{
@@ -19,6 +20,7 @@ pub(super) struct PolicyFixture {
     pub(super) cluster: SchedulableFleet,
     pub(super) loads: Vec<InstanceLoad>,
     pub(super) prediction: CacheHitPrediction,
+    pub(super) adapters: AdapterResidencies,
     pub(super) prefill_times: PrefillTimeDistribution,
     pub(super) request: RequestProfile,
     pub(super) now: Seconds,
@@ -40,6 +42,7 @@ impl PolicyFixture {
                 page_tokens: 100,
                 ..CacheHitPrediction::default()
             },
+            adapters: AdapterResidencies::default(),
             request: RequestProfile {
                 model: ModelIndex(0),
                 input_tokens: PROMPT,
@@ -72,6 +75,15 @@ impl PolicyFixture {
             TierHits { l1_tokens, l2_tokens, l3_tokens, ..TierHits::default() };
     }
 
+    /// The request is for an adapter, which these engines have loaded; the others need a second.
+    pub(super) fn set_adapter_loaded_on(&mut self, engines: &[usize]) {
+        let residency = |index| match engines.contains(&index) {
+            true => AdapterResidency::Loaded,
+            false => AdapterResidency::Loadable { load_time: 1.0 },
+        };
+        self.adapters = (0..self.loads.len()).map(residency).collect();
+    }
+
     /// Sets a prefill's number of requests without a first token.
     pub(super) fn set_pending_prefills(&mut self, index: usize, requests: u32) {
         self.loads[index].in_flight = requests;
@@ -84,6 +96,7 @@ impl PolicyFixture {
             cluster: &self.cluster,
             loads: &self.loads,
             prediction: &self.prediction,
+            adapters: &self.adapters,
             prefill_times: &self.prefill_times,
             uncached_share: 1.0,
             expected_output_tokens: 100,
@@ -144,6 +157,7 @@ fn instance(index: usize, role: InstanceRole) -> SchedulableInstance {
         name: format!("engine-{index}").into(),
         role,
         models: vec![ModelIndex(0)],
+        loadable: Vec::new(),
         domain: PairingDomain(0),
         rank: 0,
         location: LocationIds::default(),

@@ -21,6 +21,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use self::min_cost::min_cost;
+use crate::adapter_loads::AdapterResidencies;
 use crate::decision::{
     CandidateEngine, DecisionExplanation, EngineRoute, LoadReservation, RoutingDecision, ScheduleRejection,
 };
@@ -42,6 +43,8 @@ pub struct PolicyInput<'a> {
     pub loads: &'a [InstanceLoad],
     /// Cache hits of each instance, in the cluster's order.
     pub prediction: &'a CacheHitPrediction,
+    /// Whether each instance has loaded the request's LoRA adapter, in the cluster's order.
+    pub adapters: &'a AdapterResidencies,
     /// Recent distribution of prefill times, of all prompts the engines had to compute.
     pub prefill_times: &'a PrefillTimeDistribution,
     /// Recent average share of a prompt's computation that was not avoided by caches.
@@ -83,6 +86,8 @@ pub struct ScheduleRound<'a> {
     /// Maximum number of tokens that any of them could fetch from the shared store, weighted by network distance: see
     /// [`CacheHitPrediction::max_store_fetch_tokens`].
     pub max_store_fetch_tokens: f64,
+    /// Longest wait of any of them for a load of its LoRA adapter, on any instance.
+    pub max_adapter_load: Seconds,
     /// Current time by the caller's clock.
     pub now: Seconds,
 }
@@ -268,7 +273,7 @@ impl FromStr for PolicyName {
 }
 
 /// Available engines that compute prompts for the request's model: plain workers, and prefills with at least one
-/// available decode to pair with.
+/// available decode to pair with. Only those that need no load of the request's LoRA adapter, if there are any.
 fn available_prefills(input: &PolicyInput<'_>) -> Result<Vec<InstanceIndex>, ScheduleRejection> {
     let model = input.request.model;
     let entries = input.cluster.prefills(model);
@@ -280,24 +285,50 @@ fn available_prefills(input: &PolicyInput<'_>) -> Result<Vec<InstanceIndex>, Sch
             ScheduleRejection::NoneAvailable { prefills: 0, decodes: decodes.len() }
         });
     }
-    let open: Vec<InstanceIndex> = entries
+    let mut open: Vec<InstanceIndex> = entries
         .iter()
         .copied()
         .filter(|&ix| is_available(input, ix))
         .filter(|&ix| match input.cluster.get(ix) {
             Some(SchedulableInstance { role: InstanceRole::Plain, .. }) => true,
-            Some(prefill) => pairable_decodes(input, prefill).next().is_some(),
+            Some(prefill) => all_pairable_decodes(input, prefill).next().is_some(),
             None => false,
         })
         .collect();
     if open.is_empty() {
         return Err(ScheduleRejection::NoneAvailable { prefills: entries.len(), decodes: decodes.len() });
     }
+    retain_preferred(input, &mut open);
     Ok(open)
 }
 
-/// Available decodes that can take over from `prefill`.
+/// Removes engines with which the request would wait longer for its LoRA adapter than with others.
+fn retain_preferred(input: &PolicyInput<'_>, engines: &mut Vec<InstanceIndex>) {
+    if input.adapters.is_empty() {
+        return;
+    }
+    let preference = |ix: InstanceIndex| input.adapters.of(ix).preference();
+    let best = engines.iter().map(|&ix| preference(ix)).min();
+    engines.retain(|&ix| Some(preference(ix)) == best);
+}
+
+/// Available decodes that can take over from `prefill`. Only those that need no load of the request's LoRA adapter, if there
+/// are any.
 fn pairable_decodes<'a>(
+    input: &'a PolicyInput<'_>,
+    prefill: &'a SchedulableInstance,
+) -> impl Iterator<Item = InstanceIndex> + 'a {
+    let preference = |ix: InstanceIndex| input.adapters.of(ix).preference();
+    // Nearly all requests need no load.
+    let best = match input.adapters.is_empty() {
+        true => None,
+        false => all_pairable_decodes(input, prefill).map(preference).min(),
+    };
+    all_pairable_decodes(input, prefill).filter(move |&ix| best.is_none_or(|best| preference(ix) == best))
+}
+
+/// Available decodes that can take over from `prefill`, with or without the request's LoRA adapter.
+fn all_pairable_decodes<'a>(
     input: &'a PolicyInput<'_>,
     prefill: &'a SchedulableInstance,
 ) -> impl Iterator<Item = InstanceIndex> + 'a {
@@ -394,7 +425,8 @@ fn expected_ttft(input: &PolicyInput<'_>, entry: InstanceIndex) -> Seconds {
     };
     let tokens = input.request.total_input_tokens();
     let engine = EngineView { index: entry, instance, load };
-    PrefillEstimate::new(tokens, input.prediction, engine, PrefillBacklog::of(load)).ttft()
+    let estimate = PrefillEstimate::new(tokens, input.prediction, engine, PrefillBacklog::of(load));
+    estimate.after_load(input.adapters.of(entry).wait()).ttft()
 }
 
 /// Selects one of many by random bits.
@@ -408,6 +440,8 @@ fn as_prefill<'a>(input: &PolicyInput<'a>, entry: InstanceIndex) -> Option<&'a S
     input.cluster.get(entry).filter(|instance| instance.role == InstanceRole::Prefill)
 }
 
+#[cfg(test)]
+mod adapter_tests;
 #[cfg(test)]
 mod fixture;
 #[cfg(test)]

@@ -74,6 +74,7 @@ fn cluster(fleet: &[GeneratedEngine]) -> SchedulableFleet {
         name: format!("engine-{index}").into(),
         role: engine.role,
         models: vec![ModelIndex(engine.model)],
+        loadable: Vec::new(),
         domain: PairingDomain(engine.domain),
         rank: index as u32 % 3,
         location: LocationIds::default(),

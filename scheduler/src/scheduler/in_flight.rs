@@ -1,6 +1,6 @@
 //! Requests that were sent: their load on the engines, and what is learned from their progress.
 
-use super::{AttemptId, ScheduleRequest, Scheduler};
+use super::{AdapterResidencies, AttemptId, ScheduleRequest, Scheduler};
 use crate::decision::RoutingDecision;
 use crate::decode_tracker::DecodingRequest;
 use crate::estimate::{EngineView, PrefillBacklog, PrefillEstimate};
@@ -30,6 +30,8 @@ pub(super) struct InFlightAttempt {
     tracks_decoding: bool,
     /// Since the first token.
     decoding: Option<DecodingRequest>,
+    /// Expected seconds of its read from the store, if an engine has to load its LoRA adapter before.
+    pub(super) fetch_after_load: Option<Seconds>,
 }
 
 impl Scheduler {
@@ -43,7 +45,8 @@ impl Scheduler {
         decision: &RoutingDecision,
     ) {
         self.refresh_loads(now);
-        self.track(now, attempt, (&submission.request, &submission.prediction), decision);
+        let adapters = self.adapter_residencies(now, &submission.request);
+        self.track(now, attempt, (&submission.request, &submission.prediction, &adapters), decision);
     }
 
     /// Whether a request was sent and has not ended.
@@ -163,10 +166,16 @@ impl Scheduler {
         &mut self,
         now: Seconds,
         attempt: AttemptId,
-        (request, prediction): (&RequestProfile, &CacheHitPrediction),
+        (request, prediction, adapters): (&RequestProfile, &CacheHitPrediction, &AdapterResidencies),
         decision: &RoutingDecision,
     ) {
         let (entry, exit) = (decision.route.prefill_instance(), decision.route.decode_instance());
+        // Both engines load at the same time, before either gets the request.
+        let adapter_load = adapters.of(entry).wait().max(adapters.of(exit).wait());
+        let mut fetch_after_load = None;
+        for ix in [entry, exit] {
+            self.adapter_loads.start(now, &self.cluster, ix, request.model);
+        }
         self.pending.add(attempt, entry, &prediction.pages);
         let sequences = request.sequences.max(1);
         if let (Some(book), Some(load), Some(instance)) = (
@@ -180,7 +189,9 @@ impl Scheduler {
                 prediction,
                 EngineView { index: entry, instance, load },
                 PrefillBacklog::of(load),
-            );
+            )
+            .after_load(adapter_load);
+            fetch_after_load = (adapter_load > 0.0).then_some(estimate.fetch);
             let share = estimate.service / load.service.seconds(input_tokens, 0);
             self.uncached_share += UNCACHED_SHARE_GAIN * (share - self.uncached_share);
             self.prefill_times.add(estimate.service / load.service.speed);
@@ -218,6 +229,7 @@ impl Scheduler {
                 .get(exit)
                 .is_some_and(|instance| instance.role == InstanceRole::Decode),
             decoding: None,
+            fetch_after_load,
         };
         self.in_flight.insert(attempt, sent);
     }

@@ -14,6 +14,7 @@ fn instance(name: &str, role: InstanceRole) -> SchedulableInstance {
         name: name.into(),
         role,
         models: vec![ModelIndex(0)],
+        loadable: Vec::new(),
         domain: PairingDomain(0),
         rank: 0,
         location: LocationIds::default(),

@@ -51,6 +51,8 @@ class Pair:
     store_node: Server | None = None
     # Sidecars register both engines, which do prefill and decode alike; where the first one's LoRA adapters are listed.
     lora_file: Path | None = None
+    # The gateway's file of LoRA adapters that engines load when requests need them.
+    adapter_file: Path | None = None
     # Whether prefill and decode are names of two engines that do both.
     both_do_both: bool = False
     # Whether SDKs are run against the pair.
@@ -66,6 +68,8 @@ class Pair:
             local = ["--model", f"tiny={self.predicted}", "--tokenize-timeout", "0s"]
             tokens = next(flags for flags in (tokens, self.tokens, local) if flags is not None)
             hits = [*tokens, *(["--mooncake-admin", f"{HOST}:{MASTER_HTTP_PORT}"] if self.store_node else [])]
+        if self.adapter_file is not None:
+            hits += ["--lora-adapter-file", str(self.adapter_file)]
         if self.decode is None:
             return ["--worker", PREFILL, *hits]
         if self.both_do_both:

@@ -16,6 +16,7 @@ from lmcache_mode import LMCACHE_CHECKS
 from pairs import DECODE, GATEWAY_PORT, HOST, PREFILL
 from prompts import COMPLETIONS, Prompt, completion, ids
 from talk import Metrics, Stream, post
+from runtime_adapters import RUNTIME_ADAPTER_CHECKS
 from sglang_hybrid_checks import RECURRENT_CHECKS, SLIDING_CHECKS
 from sglang_namespace_checks import ADAPTER_CHECKS, extra_keys_with_marks, extra_keys_without_marks
 from sglang_rank_checks import SGLANG_RANK_CHECKS
@@ -130,7 +131,7 @@ _ORDINARY = {check.__name__: check for check in HIT_CHECKS}
 _EXACT = [_ORDINARY["mixed_prompts"], _ORDINARY["growing_chats"], pressed_prompts, _ORDINARY["a_late_gateway"]]
 VARIANT_CHECKS = {
     "vllm-image": [*IMAGE_CHECKS, _ORDINARY["growing_chats"], _ORDINARY["mixed_prompts"]],
-    "vllm-lora": [prompts_of_all_models, *_EXACT],
+    "vllm-lora": [prompts_of_all_models, *RUNTIME_ADAPTER_CHECKS, *_EXACT],
     "vllm-hybrid": _EXACT,
     "vllm-recurrent": _EXACT,
     "vllm-xxhash": _EXACT,

@@ -20,6 +20,7 @@ from pairs import (
     events,
     vllm,
 )
+from runtime_adapters import RUNTIME_ADAPTER, adapter_file
 from sglang_variants import SGLANG_VARIANTS
 from vllm_ranks import vllm_dp
 
@@ -27,19 +28,21 @@ ADAPTERS = ["poet", "coder"]
 
 
 def vllm_lora(installed: Path, logs: Path) -> Pair:
-    """One engine with two adapters."""
+    """One engine with two adapters, and one that it loads when a request needs it."""
     python = installed / "vllm/bin/python"
-    folders = [logs / name for name in ADAPTERS]
+    folders = [logs / name for name in [*ADAPTERS, RUNTIME_ADAPTER]]
     for folder in folders:
         subprocess.run([python, HERE / "make_adapter.py", folder], check=True)
     adapters = [f"{name}={folder}" for name, folder in zip(ADAPTERS, folders)]
     flags = [*events(PREFILL_EVENTS_PORT), "--enable-lora", "--max-lora-rank", "8", "--lora-modules", *adapters]
+    env = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
     return Pair(
         engine="vllm",
         connector=None,
-        prefill=vllm(installed, "worker", PREFILL_PORT, None, {}, flags),
+        prefill=vllm(installed, "worker", PREFILL_PORT, None, env, flags),
         decode=None,
         predicted=installed / "model/tiny-qwen3",
+        adapter_file=adapter_file(logs, folders[-1]),
     )
 
 

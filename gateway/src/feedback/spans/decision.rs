@@ -138,6 +138,7 @@ fn write_terms<'a>(
     write_term("moongate.term.fetch", |terms| terms.fetch);
     write_term("moongate.term.service", |terms| terms.service);
     write_term("moongate.term.handover", |terms| terms.handover);
+    write_term("moongate.term.adapter_load", |terms| terms.adapter_load);
     write_term("moongate.term.duplicate", |terms| terms.duplicate);
     write_term("moongate.term.congestion", |terms| terms.congestion);
     write_term("moongate.term.length", |terms| terms.length);
@@ -154,5 +155,6 @@ fn term_name(term: CostTerm) -> &'static str {
         CostTerm::Backlog => "backlog",
         CostTerm::Service => "service",
         CostTerm::Fetch => "fetch",
+        CostTerm::AdapterLoad => "adapter_load",
     }
 }

@@ -1,7 +1,7 @@
 //! Choice of the decode for a prefill.
 
 use super::super::min_cost::MinCostSampler;
-use super::super::{PolicyInput, load, pairable_decodes};
+use super::super::{PolicyInput, all_pairable_decodes, load};
 use super::round_plan::RoundPlan;
 use crate::fleet::{InstanceIndex, LocationIds, PairingDomain, SchedulableInstance, TopologyDistance};
 use crate::seconds::Seconds;
@@ -20,6 +20,8 @@ pub(super) struct DecodeChoice {
     pub(super) pace_wait: Seconds,
     /// Price of its step time and of its distance.
     pub(super) cost: Seconds,
+    /// Seconds until it has loaded the request's LoRA adapter.
+    pub(super) adapter_load: Seconds,
 }
 
 /// Cheapest decodes of one request, by location of the prefill.
@@ -58,10 +60,12 @@ impl DecodeChoiceCache {
             return entry.choice;
         }
         let mut lightest = MinCostSampler::new(input.entropy >> 32);
-        for decode in pairable_decodes(input, prefill) {
+        for decode in all_pairable_decodes(input, prefill) {
             let DecodeRoom { wait, pace_wait, step } = room(input, plan, tpot_target, decode);
             let cost = STEP_WEIGHT * step + distance_price(input, prefill, decode, handover);
-            lightest.offer(DecodeChoice { decode, wait, pace_wait, cost }, wait.max(pace_wait) + cost);
+            let adapter_load = input.adapters.of(decode).wait();
+            let choice = DecodeChoice { decode, wait, pace_wait, cost, adapter_load };
+            lightest.offer(choice, wait.max(pace_wait) + cost + adapter_load);
         }
         let choice = lightest.into_best().map(|(choice, _)| choice);
         self.entries.push(CachedDecodeChoice { domain, location, choice });

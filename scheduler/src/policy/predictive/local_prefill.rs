@@ -33,7 +33,8 @@ pub(super) fn local_choice(
         return None;
     }
     let cost = STEP_WEIGHT * step + STALL_PRICE * sequences * stall;
-    Some(DecodeChoice { decode: ix, wait, pace_wait, cost })
+    let adapter_load = estimate.adapter_load;
+    Some(DecodeChoice { decode: ix, wait, pace_wait, cost, adapter_load })
 }
 
 /// Computation that a decode can be sent now so that its steps, of `step` seconds without it, meet the target.
@@ -82,6 +83,7 @@ mod tests {
             loads: &fixture.loads,
             queued_requests: 1,
             max_store_fetch_tokens: 0.0,
+            max_adapter_load: 0.0,
             now: 0.0,
         });
         match fixture.verdict(&mut policy) {

@@ -131,7 +131,8 @@ impl PredictivePolicy {
         };
         let tokens = input.request.total_input_tokens();
         let engine = EngineView { index: ix, instance, load };
-        let estimate = PrefillEstimate::new(tokens, input.prediction, engine, backlog);
+        let estimate = PrefillEstimate::new(tokens, input.prediction, engine, backlog)
+            .after_load(input.adapters.of(ix).wait());
         let target = self.settings.tpot_target;
         let decode = match instance.role {
             InstanceRole::Prefill => {
@@ -140,8 +141,11 @@ impl PredictivePolicy {
             InstanceRole::Decode => Some(local_choice(input, &self.plan, target?, ix, &estimate)?),
             InstanceRole::Plain => None,
         };
+        // Both engines load at the same time, before either gets the request.
+        let adapter_load = decode.map_or(0.0, |choice| choice.adapter_load).max(estimate.adapter_load);
+        let estimate = estimate.after_load(adapter_load);
         // While it waits for the decode, the prompt is computed.
-        let computed = estimate.wait.max(estimate.fetch) + estimate.service;
+        let computed = estimate.wait.max(estimate.ready()) + estimate.service;
         let decode_cost = decode
             .map_or(0.0, |choice| choice.cost + (choice.wait.max(choice.pace_wait) - computed).max(0.0));
         let hits = input.prediction.hits(ix);
@@ -169,6 +173,7 @@ impl PredictivePolicy {
             fetch,
             service,
             handover,
+            adapter_load,
             duplicate,
             congestion,
             length,
@@ -350,7 +355,8 @@ impl PredictivePolicy {
             } else {
                 0.0
             };
-            let wait = load.min_wait().min(load.prefill_wait - fetch);
+            let preparation = fetch + input.adapters.of(ix).wait();
+            let wait = load.min_wait().min(load.prefill_wait - preparation);
             let shared = self.plan.next_pass(ix).unwrap_or(load.next_pass).work;
             due = due.min(wait + self.plan.work(ix) - shared - self.settings.slack);
             if due <= 0.0 {
@@ -414,7 +420,7 @@ impl PredictivePolicy {
         }
         let PrefillEstimate { wait, pass_wait, fetch, service, handover, truncates_fetch, .. } =
             best.estimate;
-        let mut due = pass_wait - fetch - self.settings.slack;
+        let mut due = pass_wait - best.estimate.ready() - self.settings.slack;
         let planned = self.plan.work(best.prefill);
         if truncates_fetch && fetch > 0.0 && planned > 0.0 {
             // Sent before the requests planned ahead of it, it would be computed before them, and without its blocks.
@@ -433,6 +439,8 @@ impl PredictivePolicy {
                 "least predicted TTFT, with the prompt computed by the decode"
             } else if pass_wait <= self.settings.slack {
                 "least predicted TTFT"
+            } else if best.estimate.adapter_load > 0.0 {
+                "early, to load its adapter"
             } else {
                 "early, to fetch its blocks"
             };
@@ -506,11 +514,13 @@ impl CostBreakdown {
     /// Sum of the terms, in seconds.
     fn cost(&self) -> f64 {
         let own = self.wait.max(self.fetch) + self.service + self.handover;
-        own + self.duplicate + self.congestion + self.length + self.decode
+        own + self.adapter_load + self.duplicate + self.congestion + self.length + self.decode
     }
 
     fn leading(&self) -> CostTerm {
-        if self.wait.max(self.fetch) < self.service {
+        if self.adapter_load > self.wait.max(self.fetch).max(self.service) {
+            CostTerm::AdapterLoad
+        } else if self.wait.max(self.fetch) < self.service {
             CostTerm::Service
         } else if self.wait < self.fetch {
             CostTerm::Fetch

@@ -31,12 +31,12 @@ pub(super) struct RoundPlan {
     fetch_per_token: Vec<Seconds>,
     /// A model as fast in every coefficient as the fastest engine, and not slower than usual.
     fastest: PrefillTimeModel,
-    /// Seconds until the engine could be given the request with the longest fetch. Never too late: engines excluded for
+    /// Seconds until the engine could be given the request with the longest fetch and load. Never too late: engines excluded for
     /// other requests count as available.
     due: Vec<Seconds>,
     /// Minimum of `due`.
     first_due: Seconds,
-    /// Longest fetch of any request on any engine.
+    /// Longest fetch of any request on any engine, after a load of its LoRA adapter.
     longest_fetch: Seconds,
 }
 
@@ -75,8 +75,9 @@ impl RoundPlan {
             } else {
                 0.0
             };
-            self.longest_fetch = self.longest_fetch.max(fetch);
-            let wait = load.min_wait().min(load.prefill_wait - fetch);
+            let preparation = fetch + round.max_adapter_load;
+            self.longest_fetch = self.longest_fetch.max(preparation);
+            let wait = load.min_wait().min(load.prefill_wait - preparation);
             self.due.push(wait - load.next_pass.work - settings.slack);
         }
         self.update_first_due();

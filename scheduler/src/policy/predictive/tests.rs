@@ -33,6 +33,7 @@ fn fleet(prefills: usize, prefetch: PrefetchBehavior) -> Arc<SchedulableFleet> {
         name: name.into(),
         role,
         models: vec![ModelIndex(0)],
+        loadable: Vec::new(),
         domain: PairingDomain(0),
         rank: 0,
         location: LocationIds::default(),
