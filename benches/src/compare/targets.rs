@@ -233,9 +233,9 @@ mod tests {
         let own = series(&[(0, 10.0), (1, 30.0), (2, 50.0)]);
         assert_eq!(ratios(&own, &series(&[(1, 60.0), (2, 50.0), (3, 1.0)])), [0.5, 1.0]);
         let mut text = String::new();
-        push_target_line(&mut text, &TARGETS[0], "x", &[0.5, 0.3, 0.35], 0);
+        push_target_line(&mut text, &TARGETS[0], "x", &[0.5, 0.2, 0.25], 0);
         push_target_line(&mut text, &TARGETS[0], "y", &[0.3], 1);
-        assert!(text.contains("x: 0.35 (0.30–0.50) (target ≤ 0.4): met"), "{text}");
-        assert!(text.contains("y: 0.30 (0.30–0.30) (target ≤ 0.4): **1 failed runs**"), "{text}");
+        assert!(text.contains("x: 0.25 (0.20–0.50) (target ≤ 0.3): met"), "{text}");
+        assert!(text.contains("y: 0.30 (0.30–0.30) (target ≤ 0.3): **1 failed runs**"), "{text}");
     }
 }

@@ -105,7 +105,7 @@ impl ResponseRelay {
             .in_flight
             .record_response_complete(tokens.or(events.map(ResponseEvents::events)).unwrap_or(0));
         if let Some(recorder) = &mut self.context.recorder {
-            let last = events.map(|events| events.last_payload().as_ref()).unwrap_or_default();
+            let last = events.map(ResponseEvents::last_payload).unwrap_or_default();
             recorder.completed(summary.usage, prefill_usage, last, |finish| {
                 finish.add(&first);
                 finish.add(&previous);

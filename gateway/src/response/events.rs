@@ -54,17 +54,17 @@ impl ResponseEvents {
     }
 
     /// JSON of the engine's first event, if its API has typed events.
-    pub(crate) fn first_payload(&self) -> &Bytes {
+    pub(crate) fn first_payload(&self) -> &[u8] {
         self.framer.first_payload()
     }
 
     /// JSON of the engine's last event.
-    pub(crate) fn last_payload(&self) -> &Bytes {
+    pub(crate) fn last_payload(&self) -> &[u8] {
         self.framer.last_payload()
     }
 
     /// JSON of the engine's event before the last.
-    pub(crate) fn previous_payload(&self) -> &Bytes {
+    pub(crate) fn previous_payload(&self) -> &[u8] {
         self.framer.previous_payload()
     }
 

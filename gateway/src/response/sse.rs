@@ -24,12 +24,13 @@ pub struct SseFramer {
     end: StreamEnd,
     /// Start of an incomplete event. It contains no event end, so it is not searched again.
     partial: BytesMut,
-    /// Payload of the first event of an API whose events have types, unless it is long.
-    first_payload: Bytes,
+    /// Payload of the first event of an API whose events have types, unless it is long. Payloads are copied: a slice would keep the buffer
+    /// into which the connection was read, of eight kilobytes and more, as long as the stream is open.
+    first_payload: Vec<u8>,
     /// Payload of the last `data:` line that was JSON.
-    last_payload: Bytes,
+    last_payload: Vec<u8>,
     /// Payload of the one before.
-    previous_payload: Bytes,
+    previous_payload: Vec<u8>,
     events: u64,
     /// Events before the first that depends on the model's output.
     preamble: u64,
@@ -81,9 +82,9 @@ impl SseFramer {
         Self {
             end,
             partial: BytesMut::new(),
-            first_payload: Bytes::new(),
-            last_payload: Bytes::new(),
-            previous_payload: Bytes::new(),
+            first_payload: Vec::new(),
+            last_payload: Vec::new(),
+            previous_payload: Vec::new(),
             events: 0,
             preamble: 0,
             named: None,
@@ -166,19 +167,19 @@ impl SseFramer {
 
     /// JSON payload of the first event, which has the id and the input tokens of a message; empty in other APIs.
     #[must_use]
-    pub fn first_payload(&self) -> &Bytes {
+    pub fn first_payload(&self) -> &[u8] {
         &self.first_payload
     }
 
     /// JSON payload of the last event, which carries usage.
     #[must_use]
-    pub fn last_payload(&self) -> &Bytes {
+    pub fn last_payload(&self) -> &[u8] {
         &self.last_payload
     }
 
     /// JSON payload of the event before the last: if usage has its own event, this one carries the finish reason.
     #[must_use]
-    pub fn previous_payload(&self) -> &Bytes {
+    pub fn previous_payload(&self) -> &[u8] {
         &self.previous_payload
     }
 
@@ -197,7 +198,7 @@ impl SseFramer {
             if let Some(payload) = line.strip_prefix(b"data:") {
                 let skipped = payload.len() - payload.trim_ascii_start().len();
                 let start = from + b"data:".len() + skipped;
-                self.check_payload(events.slice(start..from + line.len()))?;
+                self.check_payload(&events[start..from + line.len()])?;
             } else if let (StreamEnd::EventType(last), Some(name)) = (self.end, line.strip_prefix(b"event:"))
             {
                 let name = std::str::from_utf8(name.trim_ascii()).unwrap_or_default();
@@ -221,25 +222,35 @@ impl SseFramer {
         }
     }
 
-    fn check_payload(&mut self, payload: Bytes) -> Result<(), SseError> {
-        if reports_error(&payload) {
-            return Err(SseError::EngineError(payload));
+    fn check_payload(&mut self, payload: &[u8]) -> Result<(), SseError> {
+        if reports_error(payload) {
+            return Err(SseError::EngineError(Bytes::copy_from_slice(payload)));
         }
         if payload.trim_ascii_end() == b"[DONE]" {
             self.done |= matches!(self.end, StreamEnd::Done);
         } else if payload.starts_with(b"{") && payload.trim_ascii_end().ends_with(b"}") {
-            self.classify(&payload);
+            self.classify(payload);
             let is_kept = self.events == 0 && payload.len() <= MAX_FIRST_PAYLOAD_BYTES;
             if is_kept && matches!(self.end, StreamEnd::EventType(_)) {
-                self.first_payload = payload.clone();
+                self.first_payload = payload.to_vec();
             }
-            self.previous_payload = std::mem::replace(&mut self.last_payload, payload);
+            std::mem::swap(&mut self.previous_payload, &mut self.last_payload);
+            copy_into(&mut self.last_payload, payload);
             self.events += 1;
         } else {
             return Err(SseError::Malformed("sent an event that is not JSON"));
         }
         Ok(())
     }
+}
+
+/// Copies a payload into the buffer of an earlier one, unless that is much larger.
+fn copy_into(buffer: &mut Vec<u8>, payload: &[u8]) {
+    if buffer.capacity() > MAX_FIRST_PAYLOAD_BYTES && payload.len() < buffer.capacity() / 2 {
+        *buffer = Vec::new();
+    }
+    buffer.clear();
+    buffer.extend_from_slice(payload);
 }
 
 /// The `type` of an event in the APIs that have one.

@@ -8,7 +8,6 @@ use std::hash::BuildHasher;
 use std::sync::Arc;
 
 use foldhash::quality::RandomState;
-use memchr::memmem;
 use minijinja::Value;
 use moka::policy::EvictionPolicy;
 use moka::sync::Cache;
@@ -211,7 +210,8 @@ impl ModelBodyCache {
 
     /// Offset of the first message, and the messages that an earlier body has too.
     fn find(&self, list: &str, body: &[u8]) -> Option<(usize, Vec<CachedMessage>)> {
-        for comma in memmem::rfind_iter(body, b"},").map(|brace| brace + 1).take(MAX_LOOKUPS) {
+        let braces = memchr::memrchr_iter(b'}', body).filter(|brace| body.get(brace + 1) == Some(&b','));
+        for comma in braces.map(|brace| brace + 1).take(MAX_LOOKUPS) {
             let Some(BodyPrefixEntry { cached: kept, messages, .. }) =
                 self.cache.get(&self.key(list, body, comma))
             else {
