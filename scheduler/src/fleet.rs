@@ -258,7 +258,7 @@ pub struct ReportedLoad {
 /// Immutable facts of the fleet, with candidate lists per model.
 #[derive(Debug, Clone, Default)]
 pub struct SchedulableFleet {
-    instances: Vec<SchedulableInstance>,
+    instances: Arc<[SchedulableInstance]>,
     /// Prefills and plain workers by model, in order of index.
     prefills: Vec<Vec<InstanceIndex>>,
     /// Decodes by model, in order of index.
@@ -293,7 +293,7 @@ impl SchedulableFleet {
                 loadable[model.0 as usize].push(ix);
             }
         }
-        Self { instances, prefills, decodes, local_prefills, loadable }
+        Self { instances: instances.into(), prefills, decodes, local_prefills, loadable }
     }
 
     /// All instances, indexed by [`InstanceIndex`].
@@ -306,6 +306,11 @@ impl SchedulableFleet {
     #[must_use]
     pub fn get(&self, ix: InstanceIndex) -> Option<&SchedulableInstance> {
         self.instances.get(ix.as_usize())
+    }
+
+    /// The instances, to be kept with a decision.
+    pub(crate) fn shared_instances(&self) -> Arc<[SchedulableInstance]> {
+        self.instances.clone()
     }
 
     /// Engines that have to load `model` before they serve it; they are also among [`SchedulableFleet::prefills`] or

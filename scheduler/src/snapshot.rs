@@ -1,5 +1,7 @@
 //! One decision with all its inputs, for display and replay.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::adapter_loads::AdapterResidencies;
@@ -19,7 +21,7 @@ pub struct DecisionSnapshot {
     pub policy: PolicyName,
     pub settings: SchedulerOptions,
     pub request: RequestProfile,
-    pub instances: Vec<SchedulableInstance>,
+    pub instances: Arc<[SchedulableInstance]>,
     /// Load of each instance. Waits include the work of queued requests that went first.
     pub loads: Vec<InstanceLoad>,
     /// Queued requests that had not been decided yet, including this one.
@@ -58,7 +60,7 @@ impl DecisionSnapshot {
             policy,
             settings: settings.clone(),
             request: input.request.clone(),
-            instances: input.cluster.instances().to_vec(),
+            instances: input.cluster.shared_instances(),
             loads: input.loads.to_vec(),
             queued_requests,
             prefill_times: input.prefill_times.clone(),
@@ -78,7 +80,7 @@ impl DecisionSnapshot {
     /// # Errors
     /// [`ScheduleRejection`] of the policy.
     pub fn replay(&self) -> Result<PolicyVerdict, ScheduleRejection> {
-        let cluster = SchedulableFleet::new(self.instances.clone());
+        let cluster = SchedulableFleet::new(self.instances.to_vec());
         let mut policy = self.policy.build(&self.settings);
         policy.begin_round(&ScheduleRound {
             cluster: &cluster,
@@ -107,8 +109,6 @@ impl DecisionSnapshot {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::attempt::AttemptId;
     use crate::cache_params::EngineCacheParams;

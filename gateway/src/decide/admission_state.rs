@@ -253,15 +253,16 @@ impl AdmissionState {
     /// Polls the scheduler. Returns results to deliver after the lock is released.
     pub(super) fn poll(&mut self, now: f64, queue: &Arc<AdmissionQueue>) -> Vec<RouteDelivery> {
         self.scheduler.poll(now, fastrand::u64(..), &mut self.events);
-        // One snapshot for each `Send` event, in the same order.
-        let mut snapshots = self.scheduler.take_captured().collect::<Vec<_>>().into_iter();
+        // Snapshots of `Send` events, in the same order; of a large fleet not of each.
+        let mut snapshots = self.scheduler.take_captured().collect::<Vec<_>>().into_iter().peekable();
         let mut events = std::mem::take(&mut self.events);
         for event in events.drain(..) {
             match event {
                 SchedulerEvent::Reject { attempt, rejection } => self.reject(attempt, rejection),
                 SchedulerEvent::Send { attempt, decision } => {
                     let waiter = self.waiting.remove(&attempt);
-                    if let (Some((_, snapshot)), Some(waiter)) = (snapshots.next(), &waiter) {
+                    let snapshot = snapshots.next_if(|(captured, _)| *captured == attempt);
+                    if let (Some((_, snapshot)), Some(waiter)) = (snapshot, &waiter) {
                         let request = DecidedRequest {
                             id: waiter.id.as_bytes(),
                             alias: waiter.alias.clone(),

@@ -264,7 +264,7 @@ impl PredictionMetrics {
         Self {
             unpredicted: registry.register(
                 "moongate_unpredicted_requests_total",
-                "Requests without a prediction: `no_cache_info` (the engines report too little about their caches), `no_tokenizer` (and engines are not queried), `not_single_prompt` (no prompt, more than 1,024, or several texts without a local tokenizer), `prompt_memory` (`--prompt-memory` is exhausted) or `unsupported_prompt` (only the engine can compute its tokens). Without a local tokenizer, when engines are queried: `tokenize_too_large` (the body), `tokenize_not_offered` (no available engine supports it for such a request), `tokenize_busy` (eight concurrent queries per engine are in progress), `tokenize_timeout`, `tokenize_rejected` (the engine rejected the request as invalid) or `tokenize_failed`",
+                "Requests without a prediction: `no_cache_info` (the engines report too little about their caches), `no_tokenizer` (and engines are not queried), `not_single_prompt` (no prompt, more than 1,024, or several texts without a local tokenizer), `prompt_memory` (`--prompt-memory` is exhausted), `late` (not tokenized within `--prompt-timeout`) or `unsupported_prompt` (only the engine can compute its tokens). Without a local tokenizer, when engines are queried: `tokenize_too_large` (the body), `tokenize_not_offered` (no available engine supports it for such a request), `tokenize_busy` (eight concurrent queries per engine are in progress), `tokenize_timeout`, `tokenize_rejected` (the engine rejected the request as invalid) or `tokenize_failed`",
                 Family::default(),
             ),
             predicted: registry.register(

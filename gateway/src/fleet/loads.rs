@@ -19,7 +19,49 @@ const FAILURE_PAUSE: Duration = Duration::from_secs(10);
 /// vLLM reports its load among all its metrics (about 100 kB), so it is polled less often.
 const VLLM_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Polls every engine each `every` until `stop`, and passes the loads to `reported`.
+/// Most queries per second of all engines with requests, and of all others.
+const BUSY_QUERIES: f64 = 1_000.0;
+const IDLE_QUERIES: f64 = 400.0;
+
+/// When an engine was polled, and when it is polled again.
+#[derive(Debug, Clone, Copy)]
+struct PolledEngine {
+    /// End of the last query; `None` before the first.
+    last: Option<Instant>,
+    /// Pause of an engine of this kind, or after a failure.
+    pause: Duration,
+    /// Whether it had no request.
+    was_idle: bool,
+    is_queried: bool,
+}
+
+/// Shortest pauses between two queries of an engine, so that those of a large fleet cost no more than they save.
+#[derive(Debug, Clone, Copy)]
+struct PollPauses {
+    busy: Duration,
+    idle: Duration,
+}
+
+impl PollPauses {
+    fn of(engines: usize) -> Self {
+        let pause = |queries: f64| Duration::from_secs_f64(engines as f64 / queries);
+        Self { busy: pause(BUSY_QUERIES), idle: pause(IDLE_QUERIES) }
+    }
+}
+
+impl PolledEngine {
+    /// Before the first query.
+    const NEW: Self = Self { last: None, pause: Duration::ZERO, was_idle: false, is_queried: false };
+
+    /// Whether it is to be queried now. An engine that gets a request is no longer idle.
+    fn is_due(&self, now: Instant, pauses: PollPauses, in_flight: u32) -> bool {
+        let is_idle = self.was_idle && in_flight == 0;
+        let pause = self.pause.max(if is_idle { pauses.idle } else { pauses.busy });
+        !self.is_queried && self.last.is_none_or(|last| last + pause <= now)
+    }
+}
+
+/// Polls every engine each `poll_interval`, or less often in a large fleet, until `stop`, and passes the loads to `reported`.
 pub(crate) async fn poll_loads(
     fleet: FleetReader,
     client: reqwest::Client,
@@ -27,8 +69,7 @@ pub(crate) async fn poll_loads(
     reported: impl Fn(&Arc<UpstreamEndpoint>, &RankLoads),
     stop: CancellationToken,
 ) {
-    // Next poll time; `None` while a query is running.
-    let mut next: HashMap<InstanceId, Option<Instant>> = HashMap::new();
+    let mut polled: HashMap<InstanceId, PolledEngine> = HashMap::new();
     let mut queries = FuturesUnordered::new();
     let mut tick = interval(poll_interval);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -37,24 +78,34 @@ pub(crate) async fn poll_loads(
             () = stop.cancelled() => return,
             Some((member, outcome)) = queries.next(), if !queries.is_empty() => {
                 let (member, outcome): (FleetMember, Result<RankLoads, EngineLoadError>) = (member, outcome);
-                let pause = match outcome {
+                let (pause, was_idle) = match outcome {
                     Ok(loads) => {
                         reported(&member.endpoint, &loads);
-                        if member.is_sglang() { Duration::ZERO } else { VLLM_INTERVAL }
+                        let total = loads.total();
+                        let pause = if member.is_sglang() { Duration::ZERO } else { VLLM_INTERVAL };
+                        (pause, total.running + total.waiting + total.handing_over == 0)
                     }
                     Err(reason) => {
                         tracing::debug!(engine = %member.endpoint.id, %reason, "engine load unavailable");
-                        FAILURE_PAUSE
+                        (FAILURE_PAUSE, false)
                     }
                 };
-                next.insert(member.endpoint.id.clone(), Some(Instant::now() + pause));
+                let last = Some(Instant::now());
+                let engine = PolledEngine { last, pause, was_idle, is_queried: false };
+                polled.insert(member.endpoint.id.clone(), engine);
             }
             _ = tick.tick() => {
                 let current = fleet.current();
-                next.retain(|id, _| current.is_usable(id));
+                polled.retain(|id, _| current.is_usable(id));
+                let (now, pauses) = (Instant::now(), PollPauses::of(current.engines().count()));
                 for member in current.engines() {
-                    let due = next.entry(member.endpoint.id.clone()).or_insert_with(|| Some(Instant::now()));
-                    if due.take_if(|at| *at <= Instant::now()).is_some() {
+                    let id = &member.endpoint.id;
+                    let engine = match polled.get_mut(id) {
+                        Some(engine) => engine,
+                        None => polled.entry(id.clone()).or_insert(PolledEngine::NEW),
+                    };
+                    if engine.is_due(now, pauses, member.endpoint.in_flight.count()) {
+                        engine.is_queried = true;
                         let (client, member) = (client.clone(), member.clone());
                         queries.push(async move {
                             let outcome = query_load(&client, &member).await;
@@ -70,4 +121,28 @@ pub(crate) async fn poll_loads(
 async fn query_load(client: &reqwest::Client, member: &FleetMember) -> Result<RankLoads, EngineLoadError> {
     let engine = member.facts().map_or(EngineKind::Vllm, |facts| facts.engine);
     fetch_load(client, engine, &member.instance.url, None).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_engines_of_a_large_fleet_are_polled_less_often() {
+        let now = Instant::now();
+        let (small, large) = (PollPauses::of(4), PollPauses::of(1_000));
+        assert!(PolledEngine::NEW.is_due(now, large, 0));
+        let engine = PolledEngine { last: Some(now), was_idle: true, ..PolledEngine::NEW };
+        let after = |ms| now + Duration::from_millis(ms);
+        assert!(engine.is_due(after(100), small, 0), "a small fleet is polled at each tick");
+        assert!(!engine.is_due(after(2_400), large, 0) && engine.is_due(after(2_500), large, 0));
+        assert!(
+            !engine.is_due(after(900), large, 1) && engine.is_due(after(1_000), large, 1),
+            "it has a request"
+        );
+        let busy = PolledEngine { was_idle: false, ..engine };
+        assert!(busy.is_due(after(1_000), large, 0));
+        assert!(!PolledEngine { is_queried: true, ..busy }.is_due(after(9_000), large, 0));
+        assert!(!PolledEngine { pause: FAILURE_PAUSE, ..busy }.is_due(after(9_000), large, 0));
+    }
 }
