@@ -123,7 +123,8 @@ pub struct GatewayOptions {
     #[arg(long, value_name = "N", env = "MOONGATE_MAX_QUEUED_REQUESTS", default_value_t = 4096)]
     pub max_queued_requests: usize,
 
-    /// Number of recent decisions kept for `moongate explain`; 0 keeps none. Each takes a few hundred bytes per engine.
+    /// Number of recent decisions kept for `moongate explain`; 0 keeps none. Each takes a few hundred bytes per engine; of
+    /// a fleet with more than 64 engines, only a part is kept.
     #[arg(long, value_name = "N", env = "MOONGATE_DECISION_HISTORY", default_value_t = 256)]
     pub decision_history: usize,
 

@@ -309,7 +309,7 @@ impl Scheduler {
         };
         let verdict = self.policy.decide(&input);
         if let Ok(PolicyVerdict::Send(decision)) = &verdict {
-            if self.capturing && self.decided.is_multiple_of(self.capture_interval()) {
+            if self.capturing && DecisionSnapshot::is_kept(&input) {
                 let mut snapshot =
                     DecisionSnapshot::capture(self.policy.name(), &self.settings, unasked, &input);
                 for (ix, load) in InstanceIndex::all().zip(&mut snapshot.loads) {
@@ -340,13 +340,6 @@ impl Scheduler {
                 false
             }
         }
-    }
-
-    /// Every how many decisions the inputs are captured: they have the load of each instance, and would cost most of a large fleet's
-    /// decisions.
-    fn capture_interval(&self) -> u64 {
-        const ALWAYS_CAPTURED_INSTANCES: usize = 64;
-        self.cluster.instances().len().div_ceil(ALWAYS_CAPTURED_INSTANCES).max(1) as u64
     }
 
     /// Turns the capture of decision inputs on or off, for [`Scheduler::take_captured`].

@@ -48,6 +48,14 @@ pub struct DecisionSnapshot {
 }
 
 impl DecisionSnapshot {
+    /// Whether the decision is one of those that are explained with all candidates, and whose inputs are captured: both cost time and memory
+    /// per instance, so that of a large fleet's decisions it is one in (instances / 64).
+    pub(crate) fn is_kept(input: &PolicyInput<'_>) -> bool {
+        const ALWAYS_KEPT_INSTANCES: usize = 64;
+        let interval = input.cluster.instances().len().div_ceil(ALWAYS_KEPT_INSTANCES).max(1);
+        input.sequence.is_multiple_of(interval as u64)
+    }
+
     /// Captures the inputs of `policy` before it decides.
     #[must_use]
     pub(crate) fn capture(
@@ -152,6 +160,31 @@ mod tests {
 
     /// Ten concurrent requests for three prefills, so that some are planned after others; then first tokens let the
     /// rest go.
+    #[test]
+    fn a_part_of_a_large_fleets_decisions_is_kept() {
+        let kept = |instances: usize| {
+            let settings = SchedulerOptions::default();
+            let mut scheduler = Scheduler::new(PolicyName::Predictive.build(&settings), settings);
+            scheduler.set_capture(true);
+            let plain = |number| SchedulableInstance { role: InstanceRole::Plain, ..instance(number) };
+            scheduler.set_cluster(0.0, Arc::new(SchedulableFleet::new((0..instances).map(plain).collect())));
+            let mut events = Vec::new();
+            for number in 0..10 {
+                scheduler.submit(0.0, AttemptId(number), submission(0));
+                scheduler.poll(100.0 * number as f64, 0, &mut events);
+            }
+            let explained = |event: &&SchedulerEvent| match event {
+                SchedulerEvent::Send { decision, .. } => decision.explanation.candidates.len() == instances,
+                SchedulerEvent::Reject { .. } => false,
+            };
+            (events.len(), scheduler.take_captured().count(), events.iter().filter(explained).count())
+        };
+        let (sent, captured, explained) = kept(64);
+        assert!(sent > 5 && (captured, explained) == (sent, sent), "{sent} {captured} {explained}");
+        let (sent, captured, explained) = kept(320);
+        assert_eq!((captured, explained), (sent.div_ceil(5), sent.div_ceil(5)), "of {sent}");
+    }
+
     #[test]
     fn decision_is_replayed_from_its_snapshot() {
         let settings = SchedulerOptions::default();

@@ -21,6 +21,7 @@ use crate::estimate::{EngineView, FETCH_LATENCY, PrefillBacklog, PrefillEstimate
 use crate::fleet::{InstanceIndex, InstanceLoad, InstanceRole};
 use crate::options::SchedulerOptions;
 use crate::seconds::Seconds;
+use crate::snapshot::DecisionSnapshot;
 
 /// Minimum time before a queued request is decided again if nothing happens.
 const MIN_RECHECK: Seconds = 0.001;
@@ -266,7 +267,7 @@ impl PredictivePolicy {
         input.loads.get(ix.as_usize()).map_or(0.0, InstanceLoad::min_wait) + self.plan.work(ix)
     }
 
-    /// The decision with all candidates and their costs.
+    /// The decision with all candidates and their costs, or with the chosen one if it is not kept.
     fn explain(
         &mut self,
         input: &PolicyInput<'_>,
@@ -275,8 +276,12 @@ impl PredictivePolicy {
         reason: &'static str,
     ) -> PolicyVerdict {
         let (mut candidates, mut all_terms) = (Vec::new(), Vec::new());
-        let entries = input.cluster.prefills(input.request.model).iter();
-        for &instance in entries.chain(self.local_prefills(input)) {
+        let all =
+            input.cluster.prefills(input.request.model).iter().chain(self.local_prefills(input)).copied();
+        let chosen = std::iter::once(best.prefill);
+        let explained: Vec<InstanceIndex> =
+            if DecisionSnapshot::is_kept(input) { all.collect() } else { chosen.collect() };
+        for instance in explained {
             let Some(PricedEngine { terms, .. }) = self.cost_on(input, instance, most_cached) else {
                 continue;
             };
