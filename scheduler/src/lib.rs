@@ -6,6 +6,7 @@
 //! simulator run the same code, and the same calls give the same decisions.
 
 mod attempt;
+mod background;
 mod cache_params;
 mod decision;
 mod decode_step;
@@ -31,6 +32,7 @@ mod seconds;
 mod snapshot;
 
 pub use attempt::AttemptId;
+pub use background::BACKGROUND_PRIORITY;
 pub use cache_params::{EngineCacheParams, PrefetchBehavior};
 pub use decision::{
     CandidateEngine, CostBreakdown, CostTerm, DecisionExplanation, EngineRoute, LoadReservation,
