@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use moongate_batch::{BatchService, FolderStore, StorageError};
+use moongate_batch::{BatchHost, StorageError};
 use moongate_discovery::{DiscoveryError, RankLoads, TopologyReader};
 use moongate_master_client::admin::{AdminClient, AdminClientOptions as AdminOptions, AdminError};
 use moongate_runtime::{
@@ -36,7 +36,7 @@ use crate::memory::MemoryBudget;
 use crate::model_aliases::{ModelAliasFileError, ModelAliases};
 use crate::predict::{
     CacheHitPredictor, EngineTokenizer, FeedStarter, HashedPrefixes, MediaQueryRunner, MediaTokenCache,
-    ModelTokenizers, PromptThreads, StoreView, run_feeds,
+    ModelTokenizers, PromptResources, PromptThreads, StoreView, run_feeds,
 };
 use crate::sessions::SessionRoutes;
 use crate::stored_responses::{ResponseOwners, ResponseStore};
@@ -80,8 +80,8 @@ pub enum GatewayStartError {
     /// The queue cannot be shared.
     #[error(transparent)]
     SharedQueue(#[from] SharedQueueError),
-    /// The folder of files and batches cannot be used.
-    #[error("--batch-dir: {0}")]
+    /// The storage of files and batches cannot be used.
+    #[error("--batch-store: {0}")]
     Batches(#[from] StorageError),
 }
 
@@ -289,9 +289,11 @@ pub async fn start(
             engines,
             media,
             store,
-            Arc::new(HashedPrefixes::new(memory.hashes)),
-            PromptThreads::start(prompt_threads, options.prompt_timeout, &supervisor)?,
-            prompt_memory.clone(),
+            PromptResources {
+                prefixes: Arc::new(HashedPrefixes::new(memory.hashes)),
+                threads: PromptThreads::start(prompt_threads, options.prompt_timeout, supervisor)?,
+                memory: prompt_memory.clone(),
+            },
         ),
         index,
         prompt_reports,
@@ -383,12 +385,11 @@ fn watch_lora_adapters(
     });
 }
 
-/// Opens the folder of files and batches; `None` without one.
-async fn open_batches(options: &GatewayOptions) -> Result<Option<Arc<BatchService>>, StorageError> {
-    let Some(folder) = &options.batches.batch_dir else { return Ok(None) };
-    let store = Arc::new(FolderStore::open(folder)?);
+/// Opens the storage of files and batches; `None` without one.
+async fn open_batches(options: &GatewayOptions) -> Result<Option<Arc<BatchHost>>, StorageError> {
+    let Some(place) = &options.batches.batch_store else { return Ok(None) };
     let limits = options.batches.limits(options.listeners.max_body_bytes);
-    Ok(Some(Arc::new(BatchService::open(store, limits).await?)))
+    Ok(Some(Arc::new(BatchHost::open(place, limits).await?)))
 }
 
 /// Starts the task that runs the batches. All of its state is stored, so that it can be restarted.

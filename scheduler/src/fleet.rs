@@ -148,6 +148,11 @@ pub struct InstanceLoad {
     /// Sequences of those requests.
     #[serde(default)]
     pub decode_sequences: u32,
+    /// Those of background requests, and their tokens.
+    #[serde(default)]
+    pub background_sequences: u32,
+    #[serde(default)]
+    pub background_tokens: u64,
     /// Latest load report of the engine; includes the traffic of other gateways.
     pub reported: Option<ReportedLoad>,
     /// Seconds until the engine would start computing a prompt that is sent now, behind the prompts it already has.
@@ -229,6 +234,28 @@ impl InstanceLoad {
     #[must_use]
     pub fn decode_tokens(&self) -> u64 {
         self.active_decode_tokens.max(self.reported.map_or(0, |reported| reported.used_tokens))
+    }
+
+    /// Used share of the KV cache; 0 if its capacity is not reported.
+    pub(crate) fn used_cache_share(&self) -> f64 {
+        match self.reported.map_or(0, |reported| reported.capacity_tokens) {
+            0 => 0.0,
+            capacity => self.decode_tokens() as f64 / capacity as f64,
+        }
+    }
+
+    /// By which share a decode step would be longer with one more background sequence, against one without any.
+    pub(crate) fn background_step_growth(&self) -> f64 {
+        let sequences = f64::from(self.background_sequences);
+        let tokens = self.background_tokens as f64;
+        let more = 1.0 + 1.0 / sequences.max(1.0);
+        let background = DecodeBatch { sequences: sequences + 1.0, tokens: tokens * more };
+        let all = self.decode_batch();
+        let others = DecodeBatch {
+            sequences: (all.sequences - sequences).max(0.0),
+            tokens: (all.tokens - tokens).max(0.0),
+        };
+        self.decode_step.seconds(others + background) / self.decode_step.seconds(others) - 1.0
     }
 
     /// Sequences that generate, and those that will once their prompt has been computed: the larger of the gateway's

@@ -7,6 +7,7 @@
 
 mod adapter_loads;
 mod attempt;
+mod background;
 mod cache_params;
 mod decision;
 mod decode_step;
@@ -33,6 +34,7 @@ mod snapshot;
 
 pub use adapter_loads::{AdapterResidencies, AdapterResidency};
 pub use attempt::AttemptId;
+pub use background::BACKGROUND_PRIORITY;
 pub use cache_params::{EngineCacheParams, PrefetchBehavior};
 pub use decision::{
     CandidateEngine, CostBreakdown, CostTerm, DecisionExplanation, EngineRoute, LoadReservation,

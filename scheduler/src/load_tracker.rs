@@ -26,6 +26,8 @@ pub(crate) struct EngineLoadTracker {
     in_flight: u32,
     decode_tokens: u64,
     decode_sequences: u32,
+    background_tokens: u64,
+    background_sequences: u32,
     decoding: DecodeTracker,
     queue: PrefillQueue,
     /// Computation that was sent recently, as a share of the time, at `advanced_at`.
@@ -99,6 +101,8 @@ impl EngineLoadTracker {
             in_flight: 0,
             decode_tokens: 0,
             decode_sequences: 0,
+            background_tokens: 0,
+            background_sequences: 0,
             decoding: DecodeTracker::default(),
             queue: PrefillQueue::default(),
             prefill_share: 0.0,
@@ -121,6 +125,8 @@ impl EngineLoadTracker {
             pending_prefill_tokens: self.queue.tokens(),
             active_decode_tokens: self.decode_tokens,
             decode_sequences: self.decode_sequences,
+            background_sequences: self.background_sequences,
+            background_tokens: self.background_tokens,
             decode_step: decode.model(self.decode_speed),
             response_tokens: decode.response_tokens(),
             reported: self.report.map(|report| ReportedLoad {
@@ -179,6 +185,17 @@ impl EngineLoadTracker {
     pub(crate) fn release_decode(&mut self, sequences: u32, tokens: u64) {
         self.decode_tokens -= tokens;
         self.decode_sequences -= sequences;
+    }
+
+    /// Marks a reservation as that of a background request.
+    pub(crate) fn reserve_background(&mut self, sequences: u32, tokens: u64) {
+        self.background_tokens += tokens;
+        self.background_sequences += sequences;
+    }
+
+    pub(crate) fn release_background(&mut self, sequences: u32, tokens: u64) {
+        self.background_tokens -= tokens;
+        self.background_sequences -= sequences;
     }
 
     /// A request with a reservation has its first token.

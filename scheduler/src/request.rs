@@ -1,5 +1,6 @@
 //! Facts of a request that decisions depend on.
 
+use crate::background::BACKGROUND_PRIORITY;
 use crate::fleet::ModelIndex;
 use crate::seconds::Seconds;
 
@@ -25,6 +26,12 @@ pub struct RequestProfile {
 }
 
 impl RequestProfile {
+    /// Whether it must not delay others.
+    #[must_use]
+    pub fn is_background(&self) -> bool {
+        self.priority == BACKGROUND_PRIORITY
+    }
+
     /// Prompt tokens of all sequences that the engine has to hold.
     #[must_use]
     pub fn total_input_tokens(&self) -> u64 {

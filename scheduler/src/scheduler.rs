@@ -14,6 +14,7 @@ use self::excluded::ExcludedEngines;
 use self::in_flight::InFlightAttempt;
 use crate::adapter_loads::{AdapterLoadTracker, AdapterResidencies};
 use crate::attempt::AttemptId;
+use crate::background::BackgroundAdmission;
 use crate::decision::{RoutingDecision, ScheduleRejection};
 use crate::fleet::{InstanceIndex, InstanceLoad, InstanceRole, ReportedLoad, SchedulableFleet};
 use crate::load_tracker::EngineLoadTracker;
@@ -74,6 +75,7 @@ pub struct Scheduler {
     /// Average share of a prompt that has to be computed.
     uncached_share: f64,
     prefill_times: PrefillTimeDistribution,
+    background: BackgroundAdmission,
     /// Latest time passed by the caller.
     now: Seconds,
     /// Queued requests that this poll has not decided yet.
@@ -123,6 +125,7 @@ impl Scheduler {
             next_poll_at: None,
             uncached_share: 1.0,
             prefill_times: PrefillTimeDistribution::default(),
+            background: BackgroundAdmission::default(),
             now: 0.0,
             undecided: 0,
             capturing: false,
@@ -222,6 +225,7 @@ impl Scheduler {
             submission,
         };
         self.refresh_loads(now);
+        self.background.submitted(now, &queued.submission.request, (&self.cluster, &self.loads));
         queued.rank = self.rank(&queued);
         self.enqueue(queued);
         self.next_poll_at = Some(now);
@@ -380,6 +384,16 @@ impl Scheduler {
     pub fn loads(&mut self, now: Seconds) -> &[InstanceLoad] {
         self.refresh_loads(now);
         &self.loads
+    }
+
+    /// Load of the busiest model's engines, for the admission of background requests: 0 to about 1; infinite while one would delay
+    /// others. `unknown` has the number of each engine's requests that were sent without this scheduler, if there are any.
+    pub fn background_load(&mut self, now: Seconds, unknown: &[u32]) -> f64 {
+        if !self.queued.is_empty() {
+            return f64::INFINITY;
+        }
+        self.refresh_loads(now);
+        self.background.load(now, (&self.cluster, &self.loads), unknown)
     }
 
     /// Attempts in the queue, in order of submission.

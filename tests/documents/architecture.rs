@@ -32,7 +32,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
             "moongate-telemetry",
         ],
     ),
-    ("gateway/batch", "moongate-batch", &["moongate-backoff"]),
+    ("gateway/batch", "moongate-batch", &["moongate-backoff", "moongate-testkit"]),
     ("gateway/tokenize", "moongate-tokenize", &[]),
     ("gateway/translate", "moongate-translate", &[]),
     ("scheduler", "moongate-scheduler", &[]),

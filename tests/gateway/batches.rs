@@ -1,9 +1,13 @@
 //! Files and batches: uploads, results, cancellation, tenants, and a gateway that is killed in the middle.
 
+mod under_load;
+
 use std::path::Path;
 use std::time::Duration;
 
+use moongate_testkit::S3Server;
 use reqwest::Method;
+use reqwest::header::HeaderValue;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -20,31 +24,52 @@ struct BatchGateway {
     binary: MoongateProcess,
     at: GatewayAddresses,
     flags: Vec<String>,
+    environment: Vec<(&'static str, String)>,
     key: Option<&'static str>,
 }
 
 impl BatchGateway {
     async fn start(engines: &TestEngines, folder: &Path, more: &[String]) -> Self {
-        let batch_dir = format!("--batch-dir={}", folder.join("batches").display());
-        let mut flags = engines.flags();
-        flags.extend(["--health-interval=0s".to_owned(), batch_dir]);
-        flags.extend_from_slice(more);
-        Self::with_flags(flags).await
+        let batch_store = format!("--batch-store={}", folder.join("batches").display());
+        Self::start_at(engines, batch_store, Vec::new(), more).await
     }
 
-    async fn with_flags(flags: Vec<String>) -> Self {
-        let (binary, at) = MoongateProcess::gateway(&flags).await;
-        let gateway = Self { binary, at, flags, key: None };
+    /// A gateway whose files and batches are in a bucket.
+    async fn start_with_bucket(engines: &TestEngines, server: &S3Server, more: &[String]) -> Self {
+        let batch_store = format!("--batch-store=s3://{}/gateways", server.bucket());
+        Self::start_at(engines, batch_store, server.environment().to_vec(), more).await
+    }
+
+    async fn start_at(
+        engines: &TestEngines,
+        batch_store: String,
+        environment: Vec<(&'static str, String)>,
+        more: &[String],
+    ) -> Self {
+        let mut flags = engines.flags();
+        flags.extend(["--health-interval=0s".to_owned(), batch_store]);
+        flags.extend_from_slice(more);
+        Self::with_flags(flags, environment).await
+    }
+
+    async fn with_flags(flags: Vec<String>, environment: Vec<(&'static str, String)>) -> Self {
+        let (binary, at) = MoongateProcess::gateway_with_environment(&flags, &environment).await;
+        let gateway = Self { binary, at, flags, environment, key: None };
         gateway.wait_until("the engines are usable", async || gateway.status("/ready").await == 200).await;
         gateway
     }
 
     /// Kills the process without a warning, and starts another one.
     async fn kill_and_restart(self) -> Self {
-        let Self { binary, flags, .. } = self;
-        binary.signal("KILL").await;
-        binary.wait().await;
-        Self::with_flags(flags).await
+        let (flags, environment) = (self.flags.clone(), self.environment.clone());
+        self.kill().await;
+        Self::with_flags(flags, environment).await
+    }
+
+    /// Kills the process without a warning.
+    async fn kill(self) {
+        self.binary.signal("KILL").await;
+        self.binary.wait().await;
     }
 
     fn request(&self, method: Method, path: &str) -> reqwest::RequestBuilder {
@@ -266,6 +291,18 @@ async fn other_tenants_and_unknown_ids_get_404() {
     for path in ["/v1/files", "/v1/batches"] {
         assert_eq!(gateway.get(path).await["data"], json!([]), "{path}");
     }
+    for (path, status) in
+        [("/v1/files", 200), ("/v1/files/x", 404), ("/v1/batches", 200), ("/v1/batches/x", 404)]
+    {
+        let response =
+            gateway.request(Method::GET, path).header("x-request-id", "mine").send().await.unwrap();
+        assert_eq!(
+            (response.status().as_u16(), &response.headers()["x-request-id"]),
+            (status, &HeaderValue::from_static("mine"))
+        );
+        let response = gateway.request(Method::GET, path).send().await.unwrap();
+        assert!(!response.headers()["x-request-id"].is_empty(), "{path}");
+    }
     gateway.key = None;
     assert_eq!(gateway.failure(Method::GET, "/v1/files", None).await, (401, "invalid_api_key".to_owned()));
 }
@@ -319,6 +356,6 @@ async fn without_a_folder_files_and_batches_are_off() {
         let response = client().get(format!("http://{}{path}", at.public)).send().await.unwrap();
         assert_eq!(response.status(), 404);
         let error = openai_error(&response.bytes().await.unwrap());
-        assert!(error["message"].as_str().unwrap().contains("--batch-dir"), "{error}");
+        assert!(error["message"].as_str().unwrap().contains("--batch-store"), "{error}");
     }
 }

@@ -50,9 +50,19 @@ impl MoongateProcess {
 
     /// Starts `moongate gateway` on free ports, and waits until it listens.
     pub(crate) async fn gateway(flags: &[String]) -> (Self, GatewayAddresses) {
+        Self::gateway_with_environment(flags, &[]).await
+    }
+
+    /// The same with these environment variables, and no others.
+    pub(crate) async fn gateway_with_environment(
+        flags: &[String],
+        environment: &[(&str, String)],
+    ) -> (Self, GatewayAddresses) {
         let mut args = vec!["gateway", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"];
         args.extend(flags.iter().map(String::as_str));
-        let mut binary = Self::start(&args);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_moongate"));
+        let environment = environment.iter().map(|(name, value)| (name, value));
+        let mut binary = Self::spawn(command.args(args).env_clear().envs(environment));
         let line = binary.wait_for_line("gateway listening").await;
         let field = |name: &str| {
             let value = line.split_whitespace().find_map(|word| word.strip_prefix(name));

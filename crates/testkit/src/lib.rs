@@ -10,6 +10,8 @@ mod control_plane;
 #[cfg(feature = "kubernetes")]
 mod kubelet;
 mod ports;
+#[cfg(feature = "s3")]
+mod s3;
 
 #[cfg(feature = "kubernetes")]
 pub use audit::{AuditEvent, AuditObjectRef, AuditResponseStatus, AuditUser};
@@ -19,3 +21,5 @@ pub use control_plane::{ControlPlane, ControlPlaneError, TestNamespace};
 #[cfg(feature = "kubernetes")]
 pub use kubelet::{ContainerHealth, FakeKubelet, KubeletTimings, NoopRuntime, PodRuntime, pod_address};
 pub use ports::free_port;
+#[cfg(feature = "s3")]
+pub use s3::{S3Server, S3ServerError};

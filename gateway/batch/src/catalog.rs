@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 
@@ -19,6 +20,8 @@ pub(crate) const MAX_FILES: usize = 20_000;
 pub(crate) const MAX_BATCHES: usize = 10_000;
 /// Largest record that is read: the problems and metadata of a batch are bounded.
 const MAX_RECORD_BYTES: usize = 4 << 20;
+/// Records that are read at the same time.
+const CONCURRENT_READS: usize = 16;
 
 /// Which part of a list is requested.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -68,28 +71,23 @@ impl Catalog {
     /// Reads all records. A damaged one is reported and kept as it is; unreadable storage is an error.
     pub(crate) async fn load(store: Arc<dyn BlobStore>) -> Result<Self, StorageError> {
         let mut state = CatalogState::default();
-        let mut contents = BTreeSet::new();
+        let (mut records, mut contents) = (Vec::new(), BTreeSet::new());
         for name in store.list(FILES).await? {
             match FileBlob::of_name(&name) {
-                Some(FileBlob::Record { id }) => {
-                    if let Some(record) = state.read(&*store, file::record_key(&id), &id).await? {
-                        state.files.insert(id, record);
-                    }
-                }
+                Some(FileBlob::Record { id }) => records.push((file::record_key(&id), id)),
                 Some(FileBlob::Content { id }) => drop(contents.insert(id)),
                 None => {}
             }
         }
+        state.files = state.read_all(&*store, records).await?;
         for id in state.files.keys().filter(|id| !contents.contains(*id)).cloned().collect::<Vec<_>>() {
             state.files.remove(&id);
             state.report(id, "its content is missing");
         }
-        for name in store.list(BATCHES).await? {
-            let Some(id) = batch::id_of_name(&name) else { continue };
-            if let Some(record) = state.read(&*store, batch::record_key(id), id).await? {
-                state.batches.insert(id.to_owned(), record);
-            }
-        }
+        let names = store.list(BATCHES).await?;
+        let ids = names.iter().filter_map(|name| batch::id_of_name(name));
+        let records = ids.map(|id| (batch::record_key(id), id.to_owned())).collect();
+        state.batches = state.read_all(&*store, records).await?;
         // A content without a record is from an upload that did not end.
         for id in contents {
             if !state.files.contains_key(&id) && !state.damaged.contains_key(&id) {
@@ -295,21 +293,25 @@ impl Catalog {
 }
 
 impl CatalogState {
-    /// Reads a record; `None` if it is damaged.
-    async fn read<T: DeserializeOwned>(
+    /// Reads records, given as key and id, without those that are damaged.
+    async fn read_all<T: DeserializeOwned>(
         &mut self,
         store: &dyn BlobStore,
-        key: String,
-        id: &str,
-    ) -> Result<Option<T>, StorageError> {
-        let framed = store.read(&key, 0, MAX_RECORD_BYTES).await?;
-        match decode(&framed) {
-            Ok(record) => Ok(Some(record)),
-            Err(damage) => {
-                self.report(id.to_owned(), &damage.to_string());
-                Ok(None)
+        keys: Vec<(String, String)>,
+    ) -> Result<BTreeMap<String, T>, StorageError> {
+        let reads = keys.into_iter().map(|(key, id)| async move {
+            let framed = store.read(&key, 0, MAX_RECORD_BYTES).await;
+            (id, framed)
+        });
+        let mut reads = stream::iter(reads).buffered(CONCURRENT_READS);
+        let mut records = BTreeMap::new();
+        while let Some((id, framed)) = reads.next().await {
+            match decode(&framed?) {
+                Ok(record) => drop(records.insert(id, record)),
+                Err(damage) => self.report(id, &damage.to_string()),
             }
         }
+        Ok(records)
     }
 
     fn report(&mut self, id: String, reason: &str) {

@@ -1,12 +1,13 @@
 //! Output files of a batch, made of its results in the order of the input.
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 
 use crate::batch::{BatchRecord, BatchStatus, FinishedOutput, InputProblem, RequestCounts};
 use crate::catalog::Catalog;
 use crate::error::BatchError;
-use crate::file::{FilePurpose, FileRecord, content_key, unix_now};
+use crate::file::{FilePurpose, FileRecord, unix_now};
 use crate::input::{InputScanner, LineSpan, parse_line};
+use crate::line_reader::LineReader;
 use crate::results::{ResultsError, StoredResults, error_line, unfinished};
 use crate::storage::{BlobStore, BlobWriter, StorageError};
 
@@ -33,7 +34,7 @@ impl RunError {
 impl From<ResultsError> for RunError {
     fn from(error: ResultsError) -> Self {
         match error {
-            ResultsError::Storage(error @ StorageError::Io { .. }) => Self::Storage(error),
+            ResultsError::Storage(error) if error.is_transient() => Self::Storage(error),
             other => Self::fatal("storage_damaged", format!("the batch's stored results are lost: {other}")),
         }
     }
@@ -42,7 +43,7 @@ impl From<ResultsError> for RunError {
 impl From<BatchError> for RunError {
     fn from(error: BatchError) -> Self {
         match error {
-            BatchError::Storage(error @ StorageError::Io { .. }) => Self::Storage(error),
+            BatchError::Storage(error) if error.is_transient() => Self::Storage(error),
             other => Self::fatal("storage_damaged", other.to_string()),
         }
     }
@@ -76,15 +77,6 @@ pub(crate) async fn scan_input(
         return Err(RunError::fatal("storage_damaged", text));
     }
     scanner.finish().map_err(RunError::Fatal)
-}
-
-/// Bytes of one line of the input.
-pub(crate) async fn read_line(
-    store: &dyn BlobStore,
-    batch: &BatchRecord,
-    span: LineSpan,
-) -> Result<Bytes, StorageError> {
-    store.read(&content_key(&batch.input_file), span.offset, span.len as usize).await
 }
 
 /// One output file that is being written. It is created with the first line.
@@ -150,17 +142,19 @@ pub(crate) async fn write_output(
     let results = StoredResults::load(store, &batch.id, spans.len()).await?;
     let mut output = OutputWriter::new(store, batch, &batch.reserved_output, "output");
     let mut errors = OutputWriter::new(store, batch, &batch.reserved_errors, "error");
+    let mut reader = results.reader(store);
     for line in 0..spans.len() {
         if let Some(at) = results.location(line) {
-            let text = results.read(store, at).await?;
+            let text = reader.read(at).await?;
             let writer = if at.is_success { &mut output } else { &mut errors };
             writer.push(&text).await?;
         }
     }
     let (mut counts, mut expired): (RequestCounts, u32) = (results.counts(), 0);
     if status == BatchStatus::Expired {
+        let input = LineReader::new(store, &batch.input_file);
         for line in unfinished(&results, 0..spans.len()) {
-            errors.push(&expired_line(store, batch, line, spans[line]).await?).await?;
+            errors.push(&expired_line(&input, batch, line, spans[line]).await?).await?;
             expired += 1;
         }
     }
@@ -174,13 +168,13 @@ pub(crate) async fn write_output(
 }
 
 async fn expired_line(
-    store: &dyn BlobStore,
+    input: &LineReader<'_>,
     batch: &BatchRecord,
     line: usize,
     span: LineSpan,
 ) -> Result<Vec<u8>, RunError> {
     const TEXT: &str = "This request could not be executed before the completion window ended.";
-    let text = read_line(store, batch, span).await?;
+    let text = input.read(span).await?;
     let invalid = |error: String| RunError::fatal("storage_damaged", format!("line {line}: {error}"));
     let parsed = parse_line(&text, batch.endpoint).map_err(|error| invalid(error.to_string()))?;
     let result = error_line((line as u32, &parsed.custom_id), "batch_expired", TEXT);

@@ -1,8 +1,10 @@
 //! Results of lines, stored in segments while a batch runs: each segment is one blob with the results of some lines.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use bytes::Bytes;
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -15,6 +17,9 @@ use crate::storage::{BlobStore, StorageError};
 pub(crate) const RESULTS: &str = "results";
 /// Largest segment that is read; a segment is written once its results exceed a part of this.
 const MAX_SEGMENT_BYTES: usize = 256 << 20;
+/// Segments that are read or deleted at the same time, and the most that are in memory for the output files.
+const CONCURRENT_OPERATIONS: usize = 8;
+const CACHED_SEGMENTS: usize = 4;
 
 /// The outcome of one line.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -123,9 +128,14 @@ impl StoredResults {
         let mut results = Self { batch: batch.to_owned(), by_line: vec![None; lines], next_segment: 0 };
         let mut numbers: Vec<u32> = segments(store, batch).await?;
         numbers.sort_unstable();
-        for number in numbers {
+        let reads = numbers.into_iter().map(|number| async move {
             let key = segment_key(batch, number);
-            let framed = store.read(&key, 0, MAX_SEGMENT_BYTES).await?;
+            let framed = store.read(&key, 0, MAX_SEGMENT_BYTES).await;
+            (number, key, framed)
+        });
+        let mut reads = stream::iter(reads).buffered(CONCURRENT_OPERATIONS);
+        while let Some((number, key, framed)) = reads.next().await {
+            let framed = framed?;
             let damaged = |damage| ResultsError::Damaged { key: key.clone(), damage };
             let content = unframe(&framed).map_err(damaged)?;
             let head = content.split(|byte| *byte == b'\n').next().unwrap_or_default();
@@ -194,13 +204,38 @@ impl StoredResults {
         self.by_line.get(line).copied().flatten()
     }
 
+    /// Reads texts of results.
+    pub(crate) fn reader<'a>(&'a self, store: &'a dyn BlobStore) -> ResultReader<'a> {
+        ResultReader { store, batch: &self.batch, cached: VecDeque::new() }
+    }
+}
+
+/// Reads results in the order of the input. Lines near each other ended at about the same time, so they are in few segments.
+pub(crate) struct ResultReader<'a> {
+    store: &'a dyn BlobStore,
+    batch: &'a str,
+    cached: VecDeque<(u32, Bytes)>,
+}
+
+impl ResultReader<'_> {
     /// The text of a result, with a line feed.
-    pub(crate) async fn read(
-        &self,
-        store: &dyn BlobStore,
-        at: ResultLocation,
-    ) -> Result<Bytes, StorageError> {
-        store.read(&segment_key(&self.batch, at.segment), at.offset, at.len + 1).await
+    pub(crate) async fn read(&mut self, at: ResultLocation) -> Result<Bytes, StorageError> {
+        let key = segment_key(self.batch, at.segment);
+        let segment = match self.cached.iter().find(|(segment, _)| *segment == at.segment) {
+            Some((_, content)) => content.clone(),
+            None => {
+                let content = self.store.read(&key, 0, MAX_SEGMENT_BYTES).await?;
+                self.cached.push_front((at.segment, content.clone()));
+                self.cached.truncate(CACHED_SEGMENTS);
+                content
+            }
+        };
+        let start = usize::try_from(at.offset).unwrap_or(usize::MAX);
+        let end = start.saturating_add(at.len + 1);
+        if end > segment.len() {
+            return Err(StorageError::NotFound(format!("the end of {key}")));
+        }
+        Ok(segment.slice(start..end))
     }
 }
 
@@ -213,10 +248,10 @@ async fn segments(store: &dyn BlobStore, batch: &str) -> Result<Vec<u32>, Storag
 
 /// Deletes the segments of a batch.
 pub(crate) async fn delete_segments(store: &dyn BlobStore, batch: &str) -> Result<(), StorageError> {
-    for number in segments(store, batch).await? {
-        store.delete(&segment_key(batch, number)).await?;
-    }
-    Ok(())
+    let numbers = segments(store, batch).await?;
+    let deletions =
+        numbers.into_iter().map(|number| async move { store.delete(&segment_key(batch, number)).await });
+    stream::iter(deletions).buffer_unordered(CONCURRENT_OPERATIONS).try_collect().await
 }
 
 /// Lines that are not finished, in order.
@@ -243,7 +278,7 @@ mod tests {
             assert_eq!(results.counts(), RequestCounts { total: 4, completed: 1, failed: 1 });
             assert_eq!(unfinished(results, 0..4).collect::<Vec<_>>(), [1, 3]);
             for (line, expected) in [(2, &a), (0, &b)] {
-                let text = results.read(&store, results.location(line).unwrap()).await.unwrap();
+                let text = results.reader(&store).read(results.location(line).unwrap()).await.unwrap();
                 assert_eq!(text, format!("{}\n", expected.text));
             }
         }

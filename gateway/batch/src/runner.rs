@@ -18,6 +18,7 @@ use crate::batch::{BatchEndpoint, BatchEvent, BatchRecord, BatchStatus};
 use crate::catalog::{Catalog, TransitionError};
 use crate::file::unix_now;
 use crate::input::LineSpan;
+use crate::line_reader::LineReader;
 use crate::output::{RunError, scan_input, write_output};
 use crate::progress::{BatchOptions, LineOutcome, RunProgress};
 use crate::results::{LineResult, RESULTS, StoredResults, delete_segments, segment_of_name, unfinished};
@@ -234,6 +235,7 @@ impl<'a, B: InferenceBackend> BatchRunner<'a, B> {
         let expiry = Instant::now() + window;
         let todo: Vec<usize> = unfinished(results, 0..spans.len()).collect();
         let mut todo = todo.into_iter();
+        let input = LineReader::new(self.catalog.store(), &batch.input_file);
         let mut running = FuturesUnordered::new();
         let mut pending: Vec<LineResult> = Vec::new();
         let (mut pending_bytes, mut flush_at) = (0, Instant::now());
@@ -242,7 +244,7 @@ impl<'a, B: InferenceBackend> BatchRunner<'a, B> {
                 && let Some(line) = todo.next()
             {
                 let place = (line as u32, spans[line]);
-                running.push(run_line(self.catalog.store(), self.progress, &self.gate, batch, place));
+                running.push(run_line(&input, self.progress, &self.gate, batch, place));
             }
             if running.is_empty() {
                 break LinesEnd::AllEnded;

@@ -42,7 +42,7 @@ pub struct NewBatch {
 pub struct BatchService {
     catalog: Catalog,
     options: BatchOptions,
-    progress: RunProgress,
+    progress: Arc<RunProgress>,
     created: Notify,
 }
 
@@ -52,8 +52,17 @@ impl BatchService {
     /// # Errors
     /// [`StorageError`] if the storage cannot be read. Damaged records are reported and left as they are.
     pub async fn open(store: Arc<dyn BlobStore>, options: BatchOptions) -> Result<Self, StorageError> {
+        Self::open_with(store, options, Arc::default()).await
+    }
+
+    /// As [`BatchService::open`]; the lines are counted in `progress`.
+    pub(crate) async fn open_with(
+        store: Arc<dyn BlobStore>,
+        options: BatchOptions,
+        progress: Arc<RunProgress>,
+    ) -> Result<Self, StorageError> {
         let catalog = Catalog::load(store).await?;
-        Ok(Self { catalog, options, progress: RunProgress::default(), created: Notify::new() })
+        Ok(Self { catalog, options, progress, created: Notify::new() })
     }
 
     /// Runs batches until `stop`; lines that have not ended then are run again after the next start.

@@ -1,10 +1,9 @@
 //! Settings of files and batches.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use moongate_batch::BatchOptions;
+use moongate_batch::{BatchOptions, StoreLocation};
 
 /// Time within which a batch ends, as in OpenAI's API.
 const COMPLETION_WINDOW: Duration = Duration::from_secs(24 * 3600);
@@ -16,16 +15,18 @@ const LINE_OVERHEAD: usize = 4 << 10;
 /// Files and batches.
 #[derive(Debug, Clone, Args)]
 pub struct BatchApiOptions {
-    /// Folder for the files and batches of OpenAI's Batch API, which is off without it. Only one gateway may use it.
-    #[arg(long, value_name = "DIR", env = "MOONGATE_BATCH_DIR")]
-    pub batch_dir: Option<PathBuf>,
+    /// Where the files and batches of OpenAI's Batch API are stored: a folder, which only one gateway may use, or s3://BUCKET/PREFIX, which
+    /// one gateway at a time uses, with the settings of the environment (AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID,
+    /// AWS_SECRET_ACCESS_KEY, ...). The API is off without it.
+    #[arg(long, value_name = "DIR|URL", env = "MOONGATE_BATCH_STORE")]
+    pub batch_store: Option<StoreLocation>,
 
     /// Most lines of batches that run at the same time.
     #[arg(long, value_name = "N", env = "MOONGATE_BATCH_CONCURRENCY", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub batch_concurrency: u32,
 
-    /// Lines of batches start only while no request is queued, some engine computes no prompt, and the engines' load is below this
-    /// share of their capacity.
+    /// Lines of batches start only if they hardly delay other requests, and while the engines' load is below this share of their
+    /// capacity.
     #[arg(long, value_name = "SHARE", env = "MOONGATE_BATCH_MAX_LOAD", default_value_t = 0.5, value_parser = parse_share)]
     pub batch_max_load: f64,
 

@@ -19,8 +19,8 @@ use super::admission_state::{
 };
 use super::clock::SchedulerClock;
 use super::eligibility::{EligibilityTier, RouteConstraints, can_continue_response, choose_passthrough};
-use super::fleet_load::fleet_load;
 use super::shared_queue::{LeaderMessage, QueueTicket, TicketMessage};
+use super::unscheduled::unscheduled_requests;
 use crate::feedback::{DecisionHistory, GatewayMetrics};
 use crate::fleet::{FleetReader, FleetSnapshot, UpstreamEndpoint};
 use crate::request_body::InferenceApi;
@@ -290,13 +290,15 @@ impl AdmissionQueue {
         self.state.lock().waiting.len()
     }
 
-    /// Load of the fleet as a fraction of its capacity; infinite while requests are queued.
-    pub(crate) fn fleet_load(self: &Arc<Self>) -> f64 {
+    /// Load of the fleet as a fraction of its capacity; infinite while a background request would delay others.
+    pub(crate) fn background_load(self: &Arc<Self>) -> f64 {
         if self.queued() > 0 {
             return f64::INFINITY;
         }
-        let (fleet, loads) = self.loads();
-        fleet_load(&fleet, &loads)
+        self.update(|state, now| {
+            let unknown = unscheduled_requests(&state.fleet, state.scheduler.loads(now));
+            state.scheduler.background_load(now, &unknown)
+        })
     }
 
     /// Polls the scheduler at its poll times and when the fleet changes, until `stop`.

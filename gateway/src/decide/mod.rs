@@ -5,9 +5,9 @@ mod admission_queue;
 mod admission_state;
 mod clock;
 mod eligibility;
-mod fleet_load;
 mod in_flight;
 mod shared_queue;
+mod unscheduled;
 
 pub(crate) use admission_queue::{AdmissionOptions, AdmissionQueue};
 pub(crate) use clock::SchedulerClock;

@@ -44,9 +44,10 @@ impl FleetSnapshot {
     }
 }
 
-/// The load of two ranks of an engine together, as far as it is displayed. A prompt is sent to the rank that is free first.
+/// The load of two ranks of an engine together, as far as it is used. A prompt is sent to the rank that is free first.
 fn sum(one: InstanceLoad, other: InstanceLoad) -> InstanceLoad {
     InstanceLoad {
+        in_flight: one.in_flight.saturating_add(other.in_flight),
         pending_prefills: one.pending_prefills.saturating_add(other.pending_prefills),
         pending_prefill_tokens: one.pending_prefill_tokens.saturating_add(other.pending_prefill_tokens),
         active_decode_tokens: one.active_decode_tokens.saturating_add(other.active_decode_tokens),

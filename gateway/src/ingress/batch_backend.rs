@@ -93,7 +93,7 @@ impl InferenceBackend for GatewayBackend {
         if self.gateway.draining.is_cancelled() {
             return f64::INFINITY;
         }
-        self.gateway.dispatcher.admission.fleet_load()
+        self.gateway.dispatcher.admission.background_load()
     }
 
     async fn send(&self, line: LineRequest) -> Result<BackendResponse, BackendFailure> {

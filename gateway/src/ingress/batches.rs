@@ -1,10 +1,13 @@
-//! OpenAI's files and batches, with `--batch-dir`.
+//! OpenAI's files and batches, with `--batch-store`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, Query, Request, State};
+use axum::middleware::{Next, from_fn};
+use axum::routing::{get, post};
 use bytes::Bytes;
 use futures_util::stream::try_unfold;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
@@ -20,6 +23,7 @@ use super::batch_backend::BatchTenant;
 use super::body::BodyLimits;
 use super::form_data::{FormField, form_fields};
 use super::handler::GatewayContext;
+use super::headers::{REQUEST_ID, request_id};
 use super::media_type::{MediaType, check_encoding};
 use super::router;
 use crate::error::{ApiError, ApiErrorCode, ErrorFormat};
@@ -38,13 +42,34 @@ const PURPOSE: &str = "batch";
 
 type Gateway = State<Arc<GatewayContext>>;
 
+/// The paths of files and batches.
+pub(super) fn routes() -> Router<Arc<GatewayContext>> {
+    Router::new()
+        .route("/v1/files", get(list_files).post(upload_file))
+        .route("/v1/files/{id}", get(file).delete(delete_file))
+        .route("/v1/files/{id}/content", get(file_content))
+        .route("/v1/batches", get(list_batches).post(create_batch))
+        .route("/v1/batches/{id}", get(batch))
+        .route("/v1/batches/{id}/cancel", post(cancel_batch))
+        .route_layer(from_fn(add_request_id))
+}
+
+/// Responses name their request, as those of inference do.
+async fn add_request_id(request: Request, next: Next) -> Response<Body> {
+    let id = request_id(request.headers());
+    let mut response = next.run(request).await;
+    response.headers_mut().insert(REQUEST_ID, id);
+    response
+}
+
 /// The service and the tenant of a request.
-fn open<'a, B>(
-    gateway: &'a GatewayContext,
+fn open<B>(
+    gateway: &GatewayContext,
     request: &http::Request<B>,
-) -> Result<(&'a BatchService, String), ApiError> {
-    let text = "files and batches are off; start the gateway with --batch-dir DIR";
-    let service = gateway.batches.as_deref().ok_or_else(|| ApiError::new(ApiErrorCode::NotFound, text))?;
+) -> Result<(Arc<BatchService>, String), ApiError> {
+    let text = "files and batches are off; start the gateway with --batch-store DIR";
+    let host = gateway.batches.as_deref().ok_or_else(|| ApiError::new(ApiErrorCode::NotFound, text))?;
+    let service = host.service().map_err(|error| api_error(&error.into()))?;
     Ok((service, BatchTenant::of(gateway, request).encode()))
 }
 
@@ -55,6 +80,10 @@ fn api_error(error: &BatchError) -> ApiError {
         BatchError::Invalid { param, .. } => ApiError::new(ApiErrorCode::InvalidRequest, text).param(*param),
         BatchError::Full(_) => ApiError::new(ApiErrorCode::InvalidRequest, text),
         BatchError::Damaged { .. } => ApiError::new(ApiErrorCode::StorageFailed, text),
+        BatchError::Storage(StorageError::LeaseLost(_)) => {
+            let text = "another gateway runs the batches now, or their storage does not work; retry";
+            ApiError::new(ApiErrorCode::StorageFailed, text)
+        }
         BatchError::Storage(_) | BatchError::Encoding(_) => {
             // The path of the storage is for operators.
             tracing::warn!(%error, "a request for a file or batch failed");
@@ -73,7 +102,7 @@ fn respond(result: Result<Value, ApiError>) -> Response<Body> {
     }
 }
 
-pub(super) async fn upload_file(State(gateway): Gateway, request: Request) -> Response<Body> {
+async fn upload_file(State(gateway): Gateway, request: Request) -> Response<Body> {
     respond(upload(&gateway, request).await)
 }
 
@@ -174,7 +203,7 @@ fn list<T>(page: &ObjectPage<T>, object: impl Fn(&T) -> Value) -> Value {
     })
 }
 
-pub(super) async fn list_files(State(gateway): Gateway, request: Request) -> Response<Body> {
+async fn list_files(State(gateway): Gateway, request: Request) -> Response<Body> {
     respond(open(&gateway, &request).and_then(|(service, tenant)| {
         let (query, purpose) = ListParameters::parse(request.uri(), FILES_PAGE)?;
         let page = service.files(&tenant, purpose.as_deref(), &query).map_err(|error| api_error(&error))?;
@@ -182,21 +211,13 @@ pub(super) async fn list_files(State(gateway): Gateway, request: Request) -> Res
     }))
 }
 
-pub(super) async fn file(
-    State(gateway): Gateway,
-    Path(id): Path<String>,
-    request: Request,
-) -> Response<Body> {
+async fn file(State(gateway): Gateway, Path(id): Path<String>, request: Request) -> Response<Body> {
     respond(open(&gateway, &request).and_then(|(service, tenant)| {
         service.file(&tenant, &id).map(|file| file.object()).map_err(|error| api_error(&error))
     }))
 }
 
-pub(super) async fn delete_file(
-    State(gateway): Gateway,
-    Path(id): Path<String>,
-    request: Request,
-) -> Response<Body> {
+async fn delete_file(State(gateway): Gateway, Path(id): Path<String>, request: Request) -> Response<Body> {
     let (service, tenant) = match open(&gateway, &request) {
         Ok(opened) => opened,
         Err(error) => return error.response(ErrorFormat::OpenAi),
@@ -208,32 +229,30 @@ pub(super) async fn delete_file(
     })
 }
 
-pub(super) async fn file_content(
-    State(gateway): Gateway,
-    Path(id): Path<String>,
-    request: Request,
-) -> Response<Body> {
-    let file = open(&gateway, &request)
-        .and_then(|(service, tenant)| service.file(&tenant, &id).map_err(|error| api_error(&error)));
+async fn file_content(State(gateway): Gateway, Path(id): Path<String>, request: Request) -> Response<Body> {
+    let file = open(&gateway, &request).and_then(|(service, tenant)| {
+        let file = service.file(&tenant, &id).map_err(|error| api_error(&error))?;
+        Ok((service, file))
+    });
     match file {
-        Ok(file) => content(gateway, file),
+        Ok((service, file)) => content(service, file),
         Err(error) => error.response(ErrorFormat::OpenAi),
     }
 }
 
 /// Streams a file. If it is deleted meanwhile, the response ends before its declared length.
-fn content(gateway: Arc<GatewayContext>, file: FileRecord) -> Response<Body> {
+fn content(service: Arc<BatchService>, file: FileRecord) -> Response<Body> {
     let length = HeaderValue::from(file.bytes);
-    let parts = try_unfold((gateway, file, 0_u64), |(gateway, file, offset)| async move {
-        let Some(service) = gateway.batches.as_deref().filter(|_| offset < file.bytes) else {
+    let parts = try_unfold((service, file, 0_u64), |(service, file, offset)| async move {
+        if offset >= file.bytes {
             return Ok(None);
-        };
+        }
         let part = service.read_file(&file, offset, PART_BYTES).await?;
         if part.is_empty() {
             return Err(StorageError::NotFound(format!("the rest of {}", file.id)));
         }
         let next = offset + part.len() as u64;
-        Ok(Some((part, (gateway, file, next))))
+        Ok(Some((part, (service, file, next))))
     });
     let mut response = Response::new(Body::from_stream(parts));
     let headers = response.headers_mut();
@@ -251,7 +270,7 @@ struct CreateBatchBody {
     metadata: Option<BTreeMap<String, String>>,
 }
 
-pub(super) async fn create_batch(State(gateway): Gateway, request: Request) -> Response<Body> {
+async fn create_batch(State(gateway): Gateway, request: Request) -> Response<Body> {
     respond(create(&gateway, request).await)
 }
 
@@ -288,7 +307,7 @@ fn batch_object(batch: &BatchRecord) -> Value {
     batch.object(batch.counts)
 }
 
-pub(super) async fn list_batches(State(gateway): Gateway, request: Request) -> Response<Body> {
+async fn list_batches(State(gateway): Gateway, request: Request) -> Response<Body> {
     respond(open(&gateway, &request).and_then(|(service, tenant)| {
         let (query, _) = ListParameters::parse(request.uri(), BATCHES_PAGE)?;
         let page = service.batches(&tenant, &query).map_err(|error| api_error(&error))?;
@@ -296,21 +315,13 @@ pub(super) async fn list_batches(State(gateway): Gateway, request: Request) -> R
     }))
 }
 
-pub(super) async fn batch(
-    State(gateway): Gateway,
-    Path(id): Path<String>,
-    request: Request,
-) -> Response<Body> {
+async fn batch(State(gateway): Gateway, Path(id): Path<String>, request: Request) -> Response<Body> {
     respond(open(&gateway, &request).and_then(|(service, tenant)| {
         service.batch(&tenant, &id).map(|batch| batch_object(&batch)).map_err(|error| api_error(&error))
     }))
 }
 
-pub(super) async fn cancel_batch(
-    State(gateway): Gateway,
-    Path(id): Path<String>,
-    request: Request,
-) -> Response<Body> {
+async fn cancel_batch(State(gateway): Gateway, Path(id): Path<String>, request: Request) -> Response<Body> {
     let (service, tenant) = match open(&gateway, &request) {
         Ok(opened) => opened,
         Err(error) => return error.response(ErrorFormat::OpenAi),

@@ -7,7 +7,7 @@ use futures_util::future::try_join_all;
 use http::header::AUTHORIZATION;
 use http::{HeaderValue, Request, Response};
 use mooncake_wire::admin::ReturnHint;
-use moongate_batch::BatchService;
+use moongate_batch::BatchHost;
 use moongate_discovery::EngineRegistry;
 use moongate_runtime::SecretString;
 use moongate_telemetry::Tracer;
@@ -75,8 +75,8 @@ pub(crate) struct GatewayContext {
     pub(crate) registration_token: Option<SecretString>,
     pub(crate) access: Arc<AccessControl>,
     pub(crate) model_aliases: Arc<ModelAliases>,
-    /// Files and batches, with `--batch-dir`.
-    pub(crate) batches: Option<Arc<BatchService>>,
+    /// Files and batches, with `--batch-store`.
+    pub(crate) batches: Option<Arc<BatchHost>>,
     /// Paths of a protected admin listener that need no authentication.
     pub(crate) admin_open: Vec<UnauthenticatedPath>,
     /// Additional engine paths that are open to clients.

@@ -3,7 +3,7 @@
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use moongate_scheduler::RequestProfile;
+use moongate_scheduler::{BACKGROUND_PRIORITY, RequestProfile};
 
 use crate::access::AuthenticatedCaller;
 
@@ -20,7 +20,7 @@ pub(super) struct RequestPriority(pub(super) i32);
 
 impl RequestPriority {
     /// Below that of every client.
-    pub(super) const LOWEST: Self = Self(i32::MIN);
+    pub(super) const LOWEST: Self = Self(BACKGROUND_PRIORITY);
 }
 
 impl TenantPriorityHeaders {
@@ -42,7 +42,9 @@ impl TenantPriorityHeaders {
         let tenant = self.tenant(headers, caller);
         let priority = headers_value(headers, self.priority.as_ref())
             .and_then(|text| text.to_str().ok()?.trim().parse().ok());
-        RequestProfile { tenant, priority: priority.unwrap_or(0), ..request }
+        // Clients are protected from background requests, and cannot be ones.
+        let priority = priority.map_or(0, |priority: i32| priority.max(BACKGROUND_PRIORITY + 1));
+        RequestProfile { tenant, priority, ..request }
     }
 }
 

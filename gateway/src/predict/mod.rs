@@ -32,7 +32,7 @@ pub(crate) use gaps::{observed_gaps, rank_status};
 pub(crate) use hashed_prefixes::HashedPrefixes;
 pub(crate) use media::{MediaQueryRunner, MediaTokenCache};
 pub(crate) use models::ModelTokenizers;
-pub(crate) use predictor::{CacheHitPredictor, PromptPrediction};
+pub(crate) use predictor::{CacheHitPredictor, PromptPrediction, PromptResources};
 pub(crate) use prompt_threads::PromptThreads;
 pub(crate) use prompt_tokens::{PredictionError, RequestPrompt};
 pub(crate) use tokenize::EngineTokenizer;

@@ -39,10 +39,16 @@ pub(crate) struct CacheHitPredictor {
     engines: Arc<EngineTokenizer>,
     media: Arc<MediaTokenCache>,
     store: Option<Arc<StoreView>>,
-    prefixes: Arc<HashedPrefixes>,
-    threads: PromptThreads,
+    resources: PromptResources,
+}
+
+/// With what prompts are tokenized and hashed.
+#[derive(Debug)]
+pub(crate) struct PromptResources {
+    pub(crate) prefixes: Arc<HashedPrefixes>,
+    pub(crate) threads: PromptThreads,
     /// Budget for prompts that are being tokenized.
-    memory: Arc<MemoryBudget>,
+    pub(crate) memory: Arc<MemoryBudget>,
 }
 
 /// Predicted cache hits of one request.
@@ -87,11 +93,9 @@ impl CacheHitPredictor {
         engines: Arc<EngineTokenizer>,
         media: Arc<MediaTokenCache>,
         store: Option<Arc<StoreView>>,
-        prefixes: Arc<HashedPrefixes>,
-        threads: PromptThreads,
-        memory: Arc<MemoryBudget>,
+        resources: PromptResources,
     ) -> Self {
-        Self { index, models, engines, media, store, prefixes, threads, memory }
+        Self { index, models, engines, media, store, resources }
     }
 
     /// Status of the store view; `None` without a store.
@@ -138,7 +142,7 @@ impl CacheHitPredictor {
         }
         let limits = ReuseLimits::read(api, fields, body);
         let media = self.media_lookup(fleet, prompt);
-        let prefixes = self.prefixes.clone();
+        let prefixes = self.resources.prefixes.clone();
         let query = PredictionQuery { api, body: body.clone(), groups, limits, media, prefixes };
         let hashed = self.read(body, move || query.hash()).await?;
         Ok(self.look_up(fleet, &hashed).await)
@@ -150,14 +154,18 @@ impl CacheHitPredictor {
         body: &[u8],
         read: impl FnOnce() -> Result<T, PredictionError> + Send + 'static,
     ) -> Result<T, PredictionError> {
-        let reserved = self.memory.reserve(reading_bytes(body));
+        let reserved = self.resources.memory.reserve(reading_bytes(body));
         let reserved = reserved.map_err(|_| PredictionError::PromptMemoryExhausted)?;
         let read = move || {
             let read = read();
             drop(reserved);
             read
         };
-        self.threads.run(body.len(), read).await.unwrap_or_else(|ReadTooLate| Err(PredictionError::Late))
+        self.resources
+            .threads
+            .run(body.len(), read)
+            .await
+            .unwrap_or_else(|ReadTooLate| Err(PredictionError::Late))
     }
 
     /// Finds what each engine has of the prompts.

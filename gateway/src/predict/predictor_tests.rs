@@ -21,7 +21,7 @@ use super::hashed_prefixes::HashedPrefixes;
 use super::media::{MediaQueries, MediaQueryRunner, MediaTokenCache};
 use super::models::ModelTokenizers;
 use super::prediction_query::PredictionQuery;
-use super::predictor::{CacheHitPredictor, PromptPrediction};
+use super::predictor::{CacheHitPredictor, PromptPrediction, PromptResources};
 use super::prompt_threads::PromptThreads;
 use super::prompt_tokens::{PredictionError, RequestPrompt, TokenizerChoice};
 use super::reuse_limit::ReuseLimits;
@@ -108,9 +108,11 @@ impl OneEngine {
             engines,
             media.clone(),
             None,
-            Arc::new(HashedPrefixes::new(1 << 20)),
-            PromptThreads::start(1, Duration::from_secs(60), &Supervisor::new()).unwrap(),
-            memory,
+            PromptResources {
+                prefixes: Arc::new(HashedPrefixes::new(1 << 20)),
+                threads: PromptThreads::start(1, Duration::from_secs(60), &Supervisor::new()).unwrap(),
+                memory,
+            },
         );
         let reader = FleetReader::fixed(fleet);
         Self { fleet: reader.current(), reader, index, models, media, runner, predictor }

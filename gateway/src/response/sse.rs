@@ -358,7 +358,7 @@ mod tests {
             }
             out.extend_from_slice(&framer.finish().unwrap());
             prop_assert_eq!(out, STREAM.as_bytes());
-            prop_assert_eq!(&framer.last_payload()[..], b"{\"usage\":{}}");
+            prop_assert_eq!(framer.last_payload(), b"{\"usage\":{}}");
         }
 
         #[test]

@@ -40,6 +40,8 @@ pub(crate) enum SimulationEvent {
         gateway: GatewayIndex,
         serial: u32,
     },
+    /// The next background request is sent, if the fleet is idle.
+    BackgroundTick,
     /// The sender of the closed loop checks what it can send.
     SenderTick,
     /// A request of the closed loop frees its in-flight slot.

@@ -178,7 +178,7 @@ mod tests {
         }
         let mut workload = builder.finish(ArrivalMode::Open);
         for (request, &(tenant, ..)) in workload.requests.iter_mut().zip(requests) {
-            request.class = RequestClass { tenant: Some(tenant), urgent: false };
+            request.class = RequestClass { tenant: Some(tenant), ..RequestClass::default() };
         }
         let settings = SimulationOptions { warmup_share: 0.0, ..SimulationOptions::one_engine() };
         let mut result = SimulationResult::new(&settings, &workload);

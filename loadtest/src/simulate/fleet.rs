@@ -153,6 +153,7 @@ impl<'a> SimulatedFleet<'a> {
             | SimulationEvent::Poll
             | SimulationEvent::SchedulerWakeup { .. }
             | SimulationEvent::SenderTick
+            | SimulationEvent::BackgroundTick
             | SimulationEvent::InFlightSlotFreed => {}
         }
     }

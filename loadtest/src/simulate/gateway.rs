@@ -24,6 +24,11 @@ use crate::engine::tokens::mix;
 const MIN_WAKEUP_DELAY_S: f64 = 0.001;
 /// Time of a request's ticket to the gateway that decides, and of the decision back.
 const TICKET_DELAY_S: f64 = 0.001;
+/// Background requests are sent while the load is below this, at most one per interval; the load is read at another interval. As
+/// in the gateway.
+const BACKGROUND_MAX_LOAD: f64 = 0.5;
+const BACKGROUND_INTERVAL_S: f64 = 0.005;
+const BACKGROUND_POLL_S: f64 = 0.010;
 /// Maximum number of engines tried for one request.
 const MAX_ATTEMPTS: usize = 4;
 
@@ -49,6 +54,8 @@ pub(crate) struct SimulatedGateways {
     excluded: std::collections::HashMap<WorkloadIndex, Vec<InstanceIndex>>,
     scheduler_events: Vec<SchedulerEvent>,
     instances: usize,
+    /// Position in the workload from which on no background request has been sent.
+    next_background: usize,
 }
 
 impl SimulatedGateways {
@@ -86,6 +93,7 @@ impl SimulatedGateways {
             excluded: std::collections::HashMap::new(),
             scheduler_events: Vec::new(),
             instances,
+            next_background: 0,
         }
     }
 
@@ -208,6 +216,25 @@ impl RequestRouter for SimulatedGateways {
 
     fn on_ticket(&mut self, now: f64, request: WorkloadIndex, fleet: &mut SimulatedFleet<'_>) {
         self.submit(now, request, fleet);
+    }
+
+    fn on_background_tick(&mut self, now: f64, fleet: &mut SimulatedFleet<'_>) -> f64 {
+        let mut requests = fleet.workload.requests.iter().enumerate().skip(self.next_background);
+        let next = requests.find(|(_, request)| request.class.background).map(|(position, _)| position);
+        let Some(position) = next else { return f64::INFINITY };
+        let request = WorkloadIndex::new(position);
+        self.next_background = position;
+        let home = if fleet.settings.shared_queue { GatewayIndex::default() } else { self.home(request) };
+        let load = self.gateways[home.get()].scheduler.background_load(now, &[]);
+        if load >= BACKGROUND_MAX_LOAD
+            || fleet.result.running_background >= fleet.settings.background_concurrency
+        {
+            return BACKGROUND_POLL_S;
+        }
+        self.next_background = position + 1;
+        fleet.result.record_arrival(now, request);
+        self.submit(now, request, fleet);
+        BACKGROUND_INTERVAL_S
     }
 
     fn on_notification(&mut self, now: f64, notice: FleetNotification, fleet: &mut SimulatedFleet<'_>) {

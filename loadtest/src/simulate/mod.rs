@@ -16,6 +16,8 @@
 
 mod agents;
 mod args;
+#[cfg(test)]
+mod background_tests;
 mod bound_gap;
 mod cache_index;
 mod caches;

@@ -52,8 +52,10 @@ pub struct RequestHistory {
 pub struct SimulationResult {
     /// One per request of the workload.
     pub records: Vec<RequestHistory>,
-    /// Number of requests that have not ended.
+    /// Number of requests that have not ended, without background requests.
     pub open: usize,
+    /// Number of background requests that have been sent and have not ended.
+    pub(crate) running_background: usize,
     /// Number of initial requests, which warm the caches and are excluded.
     warmup: usize,
     /// Tenant and priority of each request.
@@ -136,7 +138,8 @@ impl SimulationResult {
         let requests = &workload.requests;
         Self {
             records: vec![record; requests.len()],
-            open: requests.len(),
+            open: requests.iter().filter(|request| !request.class.background).count(),
+            running_background: 0,
             warmup: (requests.len() as f64 * settings.warmup_share.clamp(0.0, 1.0)) as usize,
             classes: requests.iter().map(|request| request.class).collect(),
             input_tokens: requests.iter().map(|request| request.input_tokens).collect(),
@@ -156,6 +159,7 @@ impl SimulationResult {
         let record = &mut self.records[request.get()];
         if record.arrived_s.is_nan() {
             record.arrived_s = now;
+            self.running_background += usize::from(self.classes[request.get()].background);
         } else {
             record.retried_s = now;
         }
@@ -194,7 +198,10 @@ impl SimulationResult {
     pub(crate) fn record_end(&mut self, now: f64, request: WorkloadIndex, state: SimulatedOutcome) {
         let record = &mut self.records[request.get()];
         (record.state, record.ended_s) = (state, now);
-        self.open -= 1;
+        match self.classes[request.get()].background {
+            true => self.running_background -= 1,
+            false => self.open -= 1,
+        }
         self.end_s = now;
         self.progress_s = now;
     }
@@ -215,9 +222,10 @@ impl SimulationResult {
         self.classes[request]
     }
 
-    /// Requests after the warm-up, with their numbers.
+    /// Requests after the warm-up, with their numbers, without background requests.
     pub(crate) fn counted(&self) -> impl Iterator<Item = (usize, &RequestHistory)> {
-        self.records.iter().enumerate().skip(self.warmup)
+        let counted = self.records.iter().enumerate().skip(self.warmup);
+        counted.filter(|(request, _)| !self.classes[*request].background)
     }
 
     /// Times to first token after the warm-up, in ascending order.

@@ -1,5 +1,7 @@
 //! Tenants and priorities of requests.
 
+use moongate_scheduler::BACKGROUND_PRIORITY;
+
 use super::settings::SimulationOptions;
 use super::workload::SimulatedWorkload;
 use crate::engine::tokens::mix;
@@ -10,11 +12,13 @@ pub struct RequestClass {
     /// Position in [`SimulationOptions::tenants`].
     pub tenant: Option<usize>,
     pub urgent: bool,
+    /// Runs only when it delays no others, as a line of a batch does.
+    pub background: bool,
 }
 
 impl RequestClass {
     pub(crate) fn priority(self) -> i32 {
-        i32::from(self.urgent)
+        if self.background { BACKGROUND_PRIORITY } else { i32::from(self.urgent) }
     }
 }
 
@@ -25,6 +29,7 @@ pub(crate) fn assign_classes(workload: &mut SimulatedWorkload, settings: &Simula
         request.class = RequestClass {
             tenant: select(&settings.tenants, random.f64()),
             urgent: random.f64() < settings.urgent,
+            background: request.class.background,
         };
     }
 }

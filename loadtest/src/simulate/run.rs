@@ -23,6 +23,11 @@ pub(crate) trait RequestRouter {
     fn on_ticket(&mut self, now: f64, request: WorkloadIndex, fleet: &mut SimulatedFleet<'_>) {
         let _ = (now, request, fleet);
     }
+    /// A background request may be sent. Returns the time until the next one may be.
+    fn on_background_tick(&mut self, now: f64, fleet: &mut SimulatedFleet<'_>) -> f64 {
+        let _ = (now, fleet);
+        f64::INFINITY
+    }
     fn on_notification(&mut self, now: f64, notice: FleetNotification, fleet: &mut SimulatedFleet<'_>);
     /// All notifications of this time have been delivered.
     fn after_notifications(&mut self, now: f64, fleet: &mut SimulatedFleet<'_>);
@@ -61,6 +66,10 @@ pub(crate) fn run_simulation(
                 control.on_wakeup(now, gateway, serial, &mut fleet);
             }
             SimulationEvent::SenderTick => sender_tick(now, &mut fleet),
+            SimulationEvent::BackgroundTick => {
+                let pause_s = control.on_background_tick(now, &mut fleet);
+                fleet.events.schedule(now + pause_s, SimulationEvent::BackgroundTick);
+            }
             SimulationEvent::InFlightSlotFreed => {
                 if let ArrivalMode::Closed(sender) = &mut fleet.source {
                     sender.release_in_flight();
@@ -98,13 +107,16 @@ fn schedule_initial_events(fleet: &mut SimulatedFleet<'_>) {
     match fleet.source {
         ArrivalMode::Open => {
             for (position, request) in fleet.workload.requests.iter().enumerate() {
-                if request.predecessor.is_none() {
+                if request.predecessor.is_none() && !request.class.background {
                     let arrived = SimulationEvent::RequestArrived(WorkloadIndex::new(position));
                     fleet.events.schedule(request.due_s, arrived);
                 }
             }
         }
         ArrivalMode::Closed(_) => fleet.events.schedule(0.0, SimulationEvent::SenderTick),
+    }
+    if fleet.workload.requests.iter().any(|request| request.class.background) {
+        fleet.events.schedule(0.0, SimulationEvent::BackgroundTick);
     }
     if fleet.settings.poll_s > 0.0 {
         fleet.events.schedule(0.0, SimulationEvent::Poll);

@@ -128,6 +128,8 @@ pub struct SimulationOptions {
     pub tenants: Vec<f64>,
     /// Share of the conversations with priority 1 instead of 0.
     pub urgent: f64,
+    /// Most background requests that run at the same time.
+    pub background_concurrency: usize,
 }
 
 impl SimulationOptions {
@@ -175,6 +177,7 @@ impl SimulationOptions {
             tpot_target_known: false,
             tenants: Vec::new(),
             urgent: 0.0,
+            background_concurrency: 16,
         }
     }
 

@@ -24,6 +24,7 @@ pub(super) struct InFlightAttempt {
     sequences: u32,
     decode_tokens: u64,
     prefilling: bool,
+    is_background: bool,
     /// Key of the prompt's first block, if its blocks are known.
     first_page: Option<u64>,
     /// Whether its decode is an engine whose steps are learned: plain workers compute prompts most of the time.
@@ -45,6 +46,7 @@ impl Scheduler {
         decision: &RoutingDecision,
     ) {
         self.refresh_loads(now);
+        self.background.submitted(now, &submission.request, (&self.cluster, &self.loads));
         let adapters = self.adapter_residencies(now, &submission.request);
         self.track(now, attempt, (&submission.request, &submission.prediction, &adapters), decision);
     }
@@ -141,6 +143,9 @@ impl Scheduler {
                 book.end_decoding(now, decoding);
             }
             book.release_decode(sent.sequences, sent.decode_tokens);
+            if sent.is_background {
+                book.release_background(sent.sequences, sent.decode_tokens);
+            }
             if sent.prefill != sent.decode {
                 book.end_request();
             }
@@ -195,6 +200,7 @@ impl Scheduler {
             let share = estimate.service / load.service.seconds(input_tokens, 0);
             self.uncached_share += UNCACHED_SHARE_GAIN * (share - self.uncached_share);
             self.prefill_times.add(estimate.service / load.service.speed);
+            self.background.sent(now, request, estimate.service);
             book.start_request();
             let prefill = SentPrefill {
                 attempt,
@@ -206,6 +212,9 @@ impl Scheduler {
         }
         if let Some(book) = self.engines.get_mut(exit.as_usize()) {
             book.reserve_decode(sequences, decision.reservation.decode_tokens);
+            if request.is_background() {
+                book.reserve_background(sequences, decision.reservation.decode_tokens);
+            }
             if entry != exit {
                 book.start_request();
             }
@@ -223,6 +232,7 @@ impl Scheduler {
             sequences,
             decode_tokens: decision.reservation.decode_tokens,
             prefilling: true,
+            is_background: request.is_background(),
             first_page: prediction.pages.first().copied(),
             tracks_decoding: self
                 .cluster

@@ -102,7 +102,7 @@ async fn python_batches() {
     let stored = tempfile::tempdir().unwrap();
     let engines = TestFleetBuilder::sglang().plain(1).engines().await;
     let mut flags = engines.flags();
-    flags.push(format!("--batch-dir={}", stored.path().display()));
+    flags.push(format!("--batch-store={}", stored.path().display()));
     let (_binary, at) = MoongateProcess::gateway(&flags).await;
     let check = folder().join("batches.py");
     let args = [check.to_str().unwrap(), &format!("http://{}/v1", at.public), "sim"];

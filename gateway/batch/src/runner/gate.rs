@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::sync::{Mutex, MutexGuard, Semaphore, SemaphorePermit};
+use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
 use tokio::time::{sleep, timeout};
 
 use super::{BackendFailure, BackendResponse, InferenceBackend, LineRequest};
@@ -21,10 +21,9 @@ pub(super) struct AdmissionGate<'a, B> {
     max_load: f64,
 }
 
-/// Permission to send one line.
-pub(super) struct AdmittedLine<'a> {
+/// Place among the lines that run, or wait for their turn.
+pub(super) struct RunSlot<'a> {
     _running: SemaphorePermit<'a>,
-    next: MutexGuard<'a, ()>,
 }
 
 impl<'a, B: InferenceBackend> AdmissionGate<'a, B> {
@@ -32,32 +31,33 @@ impl<'a, B: InferenceBackend> AdmissionGate<'a, B> {
         Self { backend, running: Semaphore::new(concurrency.max(1)), next: Mutex::new(()), max_load }
     }
 
-    /// Waits for this line's turn, and until the fleet is idle.
-    pub(super) async fn admit(&self) -> AdmittedLine<'_> {
-        let next = self.next.lock().await;
-        let Ok(running) = self.running.acquire().await else {
+    /// Waits for a slot, which bounds the lines in memory.
+    pub(super) async fn slot(&self) -> RunSlot<'_> {
+        match self.running.acquire().await {
+            Ok(running) => RunSlot { _running: running },
             // It is never closed.
-            return std::future::pending().await;
-        };
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// Sends a line once it is its turn and the fleet is idle.
+    pub(super) async fn send(
+        &self,
+        slot: RunSlot<'_>,
+        request: LineRequest,
+    ) -> Result<BackendResponse, BackendFailure> {
+        let next = self.next.lock().await;
         while self.backend.load() >= self.max_load {
             sleep(LOAD_POLL_INTERVAL).await;
         }
-        AdmittedLine { _running: running, next }
-    }
-
-    /// Sends an admitted line.
-    pub(super) async fn send(
-        &self,
-        admitted: AdmittedLine<'_>,
-        request: LineRequest,
-    ) -> Result<BackendResponse, BackendFailure> {
-        let AdmittedLine { _running, next } = admitted;
         let mut response = std::pin::pin!(self.backend.send(request));
         let early = timeout(ADMISSION_INTERVAL, response.as_mut()).await;
         drop(next);
-        match early {
+        let response = match early {
             Ok(response) => response,
             Err(_) => response.await,
-        }
+        };
+        drop(slot);
+        response
     }
 }

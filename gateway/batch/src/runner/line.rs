@@ -10,10 +10,10 @@ use super::{BackendFailure, BackendResponse, InferenceBackend, LineRequest, STOR
 use crate::batch::BatchRecord;
 use crate::file::new_id;
 use crate::input::{LineSpan, parse_line};
-use crate::output::read_line;
+use crate::line_reader::LineReader;
 use crate::progress::{LineOutcome, RunProgress};
 use crate::results::{LineResult, error_line, response_line};
-use crate::storage::{BlobStore, StorageError};
+use crate::storage::StorageError;
 
 /// Attempts of a line that an engine fails. Rejections for lack of capacity do not count.
 const MAX_ATTEMPTS: u32 = 3;
@@ -46,7 +46,7 @@ impl AttemptResult {
 
 /// Runs a line until it has a result.
 pub(super) async fn run_line<B: InferenceBackend>(
-    store: &dyn BlobStore,
+    input: &LineReader<'_>,
     progress: &RunProgress,
     gate: &AdmissionGate<'_, B>,
     batch: &BatchRecord,
@@ -54,8 +54,8 @@ pub(super) async fn run_line<B: InferenceBackend>(
 ) -> LineResult {
     let (mut backoff, mut attempts) = (Backoff::new(LINE_BACKOFF), 0);
     let result = loop {
-        let admitted = gate.admit().await;
-        let text = read_until_available(store, batch, span).await;
+        let slot = gate.slot().await;
+        let text = read_until_available(input, batch, span).await;
         let parsed = match text.as_deref().map(|text| parse_line(text, batch.endpoint)) {
             Ok(Ok(parsed)) => parsed,
             Ok(Err(error)) => break failed_line(line, "", "invalid_line", &error.to_string()),
@@ -68,7 +68,7 @@ pub(super) async fn run_line<B: InferenceBackend>(
             body: parsed.body.to_owned().into(),
         };
         let request_id = request.request_id.clone();
-        let response = gate.send(admitted, request).await;
+        let response = gate.send(slot, request).await;
         if let AttemptResult::Retry { after, counts } = AttemptResult::of(&response) {
             attempts += u32::from(counts);
             if attempts < MAX_ATTEMPTS {
@@ -106,14 +106,14 @@ fn failed_line(line: u32, custom_id: &str, code: &str, message: &str) -> LineRes
 
 /// Reads a line. Waits while the storage does not work.
 async fn read_until_available(
-    store: &dyn BlobStore,
+    input: &LineReader<'_>,
     batch: &BatchRecord,
     span: LineSpan,
 ) -> Result<bytes::Bytes, StorageError> {
     let mut backoff = Backoff::new(STORAGE_BACKOFF);
     loop {
-        match read_line(store, batch, span).await {
-            Err(error @ StorageError::Io { .. }) => {
+        match input.read(span).await {
+            Err(error) if error.is_transient() => {
                 tracing::warn!(batch = %batch.id, %error, "the storage of batches does not work; retrying");
                 backoff.record_failure();
                 sleep(backoff.jittered_pause()).await;
