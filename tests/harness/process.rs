@@ -10,6 +10,9 @@ use tokio::sync::watch;
 
 use super::TEST_TIMEOUT;
 
+/// Tests expect predictions also while the machine is busy with others.
+const PATIENCE: (&str, &str) = ("MOONGATE_PROMPT_TIMEOUT", "30s");
+
 /// A running `moongate`. Killed when dropped.
 pub(crate) struct MoongateProcess {
     child: Child,
@@ -30,7 +33,9 @@ pub(crate) struct ProcessOutput {
 impl MoongateProcess {
     /// Starts `moongate` with an environment of its own, so that the machine's settings have no effect.
     pub(crate) fn start(args: &[&str]) -> Self {
-        Self::spawn(Command::new(env!("CARGO_BIN_EXE_moongate")).args(args).env_clear())
+        Self::spawn(
+            Command::new(env!("CARGO_BIN_EXE_moongate")).args(args).env_clear().env(PATIENCE.0, PATIENCE.1),
+        )
     }
 
     /// Starts a command, which may be another program.
@@ -62,7 +67,8 @@ impl MoongateProcess {
         args.extend(flags.iter().map(String::as_str));
         let mut command = Command::new(env!("CARGO_BIN_EXE_moongate"));
         let environment = environment.iter().map(|(name, value)| (name, value));
-        let mut binary = Self::spawn(command.args(args).env_clear().envs(environment));
+        let mut binary =
+            Self::spawn(command.args(args).env_clear().env(PATIENCE.0, PATIENCE.1).envs(environment));
         let line = binary.wait_for_line("gateway listening").await;
         let field = |name: &str| {
             let value = line.split_whitespace().find_map(|word| word.strip_prefix(name));

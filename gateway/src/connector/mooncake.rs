@@ -72,7 +72,8 @@ impl LegConnector for MooncakeConnector<'_> {
         prefill_response: Option<&[u8]>,
     ) -> Result<PreparedRequest, &'static str> {
         // Without parameters the decode computes the prompt.
-        let params = (!prefill_response.is_some_and(has_dropped_blocks)).then(|| self.decode_params());
+        let has_dropped = prefill_response.map(has_dropped_blocks).transpose()?.unwrap_or(false);
+        let params = (!has_dropped).then(|| self.decode_params());
         Ok(vllm::decode_request(attempt, params))
     }
 
@@ -84,13 +85,15 @@ impl LegConnector for MooncakeConnector<'_> {
 
 /// Whether the prefill of a message has dropped its blocks: vLLM keeps only those of a request that ended by length. It has ended so, for
 /// the engine, at a stop sequence too.
-fn has_dropped_blocks(prefill_response: &[u8]) -> bool {
+fn has_dropped_blocks(prefill_response: &[u8]) -> Result<bool, &'static str> {
     #[derive(Deserialize)]
     struct MessageEnd<'a> {
         stop_reason: Option<&'a str>,
     }
-    serde_json::from_slice::<MessageEnd<'_>>(prefill_response)
-        .is_ok_and(|message| !matches!(message.stop_reason, Some("max_tokens" | "stop_sequence")))
+    // The decode would wait for blocks that may not be there.
+    let end: MessageEnd<'_> = serde_json::from_slice(prefill_response)
+        .map_err(|_| "has a prefill that answered with no message")?;
+    Ok(!matches!(end.stop_reason, Some("max_tokens" | "stop_sequence")))
 }
 
 #[cfg(test)]
@@ -104,10 +107,10 @@ mod tests {
     #[test]
     fn blocks_are_kept_at_the_limit_only() {
         let is_dropped =
-            |reason: &str| has_dropped_blocks(format!(r#"{{"stop_reason":{reason}}}"#).as_bytes());
+            |reason: &str| has_dropped_blocks(format!(r#"{{"stop_reason":{reason}}}"#).as_bytes()).unwrap();
         assert!(is_dropped(r#""end_turn""#) && is_dropped("null"));
         assert!(!is_dropped(r#""max_tokens""#) && !is_dropped(r#""stop_sequence""#));
-        assert!(!has_dropped_blocks(b"not JSON"));
+        assert!(has_dropped_blocks(b"not JSON").is_err());
     }
 
     #[test]

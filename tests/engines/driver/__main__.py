@@ -35,6 +35,8 @@ def gateway(
 ) -> Server:
     """Its admin listener is at the next port. `tokens` as in `Pair.gateway_flags`."""
     listen = ["--listen", f"{HOST}:{port}", "--admin-listen", f"{HOST}:{port + 1}"]
+    # The engines leave a small machine little time.
+    listen += ["--prompt-timeout", "10s"]
     return Server(
         name=name,
         command=[os.environ["MOONGATE_BIN"], "gateway", *listen, *pair.gateway_flags(tokens), *(flags or [])],
