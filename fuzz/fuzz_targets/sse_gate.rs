@@ -24,7 +24,7 @@ fn relay(stream: &[u8], piece: usize, end: StreamEnd) -> SseRelayResult {
         Ok(rest) => out.extend_from_slice(&rest),
         Err(fault) => return (out, Err(fault)),
     }
-    (out, Ok([gate.previous_payload().clone(), gate.last_payload().clone()]))
+    (out, Ok([gate.previous_payload(), gate.last_payload()].map(Bytes::copy_from_slice)))
 }
 
 fn reports_error(payload: &[u8]) -> bool {
