@@ -112,10 +112,11 @@ impl BackgroundAdmission {
         request: &RequestProfile,
         fleet: (&SchedulableFleet, &[InstanceLoad]),
     ) {
-        let engines = PromptEngines::of(request.model, fleet, &[]);
         let traffic = self.model(request.model);
         traffic.advance(now);
         if request.is_background() {
+            // Of a large fleet, this costs more than a decision: other requests do not need it.
+            let engines = PromptEngines::of(request.model, fleet, &[]);
             let prompt = engines.prompt_duration(traffic.prompt);
             let delays = traffic.expected_delays(engines.idle, prompt);
             traffic.credit = (traffic.credit - delays).max(0.0);

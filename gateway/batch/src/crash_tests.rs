@@ -45,7 +45,7 @@ impl DurablePlace for TempDir {
     }
 }
 
-/// A bucket, whose lease nobody releases.
+/// A bucket whose lease is not released, but expires.
 #[async_trait]
 impl DurablePlace for Arc<InMemory> {
     async fn open(&self) -> Arc<dyn BlobStore> {

@@ -22,7 +22,7 @@ pub struct MemoryOptions {
 
     /// Memory for tokenizing prompts: half for the tokens and block hashes of earlier ones, half for prompts being tokenized; when
     /// that is exhausted, a request is routed without a prediction. Default: a quarter of the memory limit, at most 128 MiB, which
-    /// has the tokens of 8 million.
+    /// holds about 9 million tokens.
     #[arg(long, value_name = "BYTES", env = "MOONGATE_PROMPT_MEMORY", value_parser = clap::value_parser!(u64).range(MIN_BYTES..))]
     pub prompt_memory: Option<u64>,
 

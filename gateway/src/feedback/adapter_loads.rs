@@ -27,7 +27,7 @@ struct AdapterReloadLabels {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AdapterLoadOutcome {
     Loaded,
-    /// Somebody else had loaded it.
+    /// The engine already had it: another gateway or an administrator loaded it.
     AlreadyLoaded,
     Rejected,
     Timeout,

@@ -127,7 +127,7 @@ mod tests {
     async fn one_request_loads_and_the_others_wait() {
         let (states, model) = (AdapterLoadStates::default(), Arc::from("sql"));
         let AdapterLoadStep::Load(sender, first) = states.next_step(&model, Instant::now()) else {
-            panic!("nobody has loaded it")
+            panic!("no load has been started")
         };
         let AdapterLoadStep::Wait(second) = states.next_step(&model, Instant::now()) else {
             panic!("the first request loads it")
@@ -170,7 +170,7 @@ mod tests {
     async fn an_interrupted_load_is_started_again() {
         let (states, model) = (AdapterLoadStates::default(), Arc::from("sql"));
         let AdapterLoadStep::Load(sender, load) = states.next_step(&model, Instant::now()) else {
-            panic!("nobody has loaded it")
+            panic!("no load has been started")
         };
         drop(sender);
         assert!(matches!(load.wait().await, Err(AdapterLoadError::Interrupted)));

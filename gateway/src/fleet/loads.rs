@@ -83,7 +83,7 @@ pub(crate) async fn poll_loads(
                         reported(&member.endpoint, &loads);
                         let total = loads.total();
                         let pause = if member.is_sglang() { Duration::ZERO } else { VLLM_INTERVAL };
-                        (pause, total.running + total.waiting + total.handing_over == 0)
+                        (pause, (total.running, total.waiting, total.handing_over) == (0, 0, 0))
                     }
                     Err(reason) => {
                         tracing::debug!(engine = %member.endpoint.id, %reason, "engine load unavailable");
