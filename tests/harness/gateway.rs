@@ -23,12 +23,15 @@ pub(crate) struct TestGateway {
 }
 
 impl TestGateway {
-    /// Starts one with these flags; without others, on free ports and without health checks.
+    /// Starts one with these flags; without others, on free ports, without health checks, and with time for predictions on a busy machine.
     pub(crate) async fn start(flags: &[String]) -> Self {
         let mut args = vec!["moongate".to_owned()];
-        for (name, value) in
-            [("--listen", "127.0.0.1:0"), ("--admin-listen", "127.0.0.1:0"), ("--health-interval", "0s")]
-        {
+        for (name, value) in [
+            ("--listen", "127.0.0.1:0"),
+            ("--admin-listen", "127.0.0.1:0"),
+            ("--health-interval", "0s"),
+            ("--prompt-timeout", "30s"),
+        ] {
             if !flags.iter().any(|flag| flag.starts_with(&format!("{name}="))) {
                 args.push(format!("{name}={value}"));
             }

@@ -1,6 +1,7 @@
 //! Sockets on consecutive ports: rank `r` listens on the first port plus `r`, as routers of both engines expect.
 
 use std::net::SocketAddr;
+use std::ops::Range;
 
 use moongate_zmtp::{ZmtpEndpoint, ZmtpOptions, ZmtpPublisher, ZmtpPublisherServer, ZmtpResponder};
 
@@ -9,6 +10,10 @@ use crate::engine::config::SimEngineError;
 
 /// Maximum attempts to find consecutive free ports.
 const ATTEMPTS: u32 = 64;
+
+/// Ports that are tried for several ranks: below those that Linux gives to connections by default, since among those of a busy machine
+/// hardly any are free in a row.
+const CONSECUTIVE_PORTS: Range<u16> = 16_384..32_000;
 
 /// First ports of an engine's event sockets; rank `r` uses the first port plus `r`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +57,6 @@ impl KvEventSockets {
         loop {
             match Self::try_all(settings.listen, ranks).await {
                 Ok(opened) => return Ok(opened),
-                // Only the first port is known to be free; the following ones may be in use.
                 Err(_) if settings.listen.port() == 0 && attempt < ATTEMPTS => attempt += 1,
                 Err(error) => return Err(fail(error)),
             }
@@ -63,11 +67,14 @@ impl KvEventSockets {
         first: SocketAddr,
         ranks: u32,
     ) -> Result<(KvEventPorts, Vec<Self>), moongate_zmtp::ZmtpError> {
-        let chosen = first.port() == 0;
+        let free = |at: SocketAddr| match at.port() {
+            0 if ranks > 1 => SocketAddr::new(at.ip(), fastrand::u16(CONSECUTIVE_PORTS)),
+            _ => at,
+        };
         let (publisher, server) =
-            ZmtpPublisher::bind(&ZmtpEndpoint::from(first), ZmtpOptions::default()).await?;
+            ZmtpPublisher::bind(&ZmtpEndpoint::from(free(first)), ZmtpOptions::default()).await?;
         let live = server.local_addr();
-        let replay_at = if chosen { Some(first) } else { offset(live, ranks) };
+        let replay_at = if first.port() == 0 { Some(free(first)) } else { offset(live, ranks) };
         let responder =
             ZmtpResponder::bind(&ZmtpEndpoint::from(in_range(replay_at)?), ZmtpOptions::default()).await?;
         let replay = responder.local_addr();
