@@ -11,7 +11,7 @@ use moongate_runtime::{
     BindError, ClientTls, ConnectionRejection, DescriptorShares, FileChangeWatcher, ListenerHandle,
     ListenerSocket, Supervisor, TlsConfigError, open_file_limit,
 };
-use moongate_scheduler::Scheduler;
+use moongate_scheduler::{PolicyName, Scheduler};
 use moongate_telemetry::Tracer;
 use tokio_util::sync::CancellationToken;
 
@@ -36,7 +36,7 @@ use crate::memory::MemoryBudget;
 use crate::model_aliases::{ModelAliasFileError, ModelAliases};
 use crate::predict::{
     CacheHitPredictor, EngineTokenizer, FeedStarter, HashedPrefixes, MediaQueryRunner, MediaTokenCache,
-    ModelTokenizers, PromptResources, PromptThreads, StoreView, run_feeds,
+    ModelTokenizers, PromptResources, PromptThreads, SeenTexts, StoreView, run_feeds,
 };
 use crate::sessions::SessionRoutes;
 use crate::stored_responses::{ResponseOwners, ResponseStore};
@@ -293,6 +293,8 @@ pub async fn start(
                 prefixes: Arc::new(HashedPrefixes::new(memory.hashes)),
                 threads: PromptThreads::start(prompt_threads, options.prompt_timeout, supervisor)?,
                 memory: prompt_memory.clone(),
+                needs_all_blocks: options.policy == PolicyName::CacheAware,
+                seen: Arc::new(SeenTexts::new()),
             },
         ),
         index,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::attempt::AttemptId;
 use crate::fleet::InstanceIndex;
-use crate::prediction::{CacheHitPrediction, TierHits};
+use crate::prediction::{CacheHitPrediction, TextPrefix, TierHits};
 use crate::seconds::Seconds;
 
 /// How long a computed prompt counts: engines report new blocks within milliseconds, and at most a second later when
@@ -29,8 +29,9 @@ pub(crate) struct PendingPrompts {
 struct PendingPrompt {
     attempt: AttemptId,
     engine: InstanceIndex,
-    /// Keys of its full blocks, each of which covers its block and all before it.
+    /// Keys of its full blocks, as far as it was tokenized, each of which covers its block and all before it.
     pages: Arc<[u64]>,
+    text_prefixes: Arc<[TextPrefix]>,
     /// When it stops counting; infinite while it is being computed.
     until: Seconds,
 }
@@ -42,12 +43,14 @@ impl Default for PendingPrompts {
 }
 
 impl PendingPrompts {
-    /// Records that an engine was sent a prompt.
-    pub(crate) fn add(&mut self, attempt: AttemptId, engine: InstanceIndex, pages: &Arc<[u64]>) {
+    /// Records that an engine was sent the prompt of a prediction.
+    pub(crate) fn add(&mut self, attempt: AttemptId, engine: InstanceIndex, prediction: &CacheHitPrediction) {
+        let CacheHitPrediction { pages, text_prefixes, .. } = prediction;
         if let Some(&first) = pages.first()
             && self.count < MAX_PROMPTS
         {
-            let prompt = PendingPrompt { attempt, engine, pages: pages.clone(), until: f64::INFINITY };
+            let (pages, text_prefixes) = (pages.clone(), text_prefixes.clone());
+            let prompt = PendingPrompt { attempt, engine, pages, text_prefixes, until: f64::INFINITY };
             self.by_first.entry(first).or_default().push(prompt);
             self.count += 1;
         }
@@ -118,8 +121,7 @@ impl PendingPrompts {
         let prompts = self.by_first.get(prediction.pages.first()?)?;
         let mut changed: Option<CacheHitPrediction> = None;
         for prompt in prompts {
-            let blocks = common_prefix(&prompt.pages, &prediction.pages);
-            let tokens = u32::try_from(blocks).unwrap_or(u32::MAX).saturating_mul(prediction.page_tokens);
+            let tokens = prompt.common_tokens(prediction);
             let known = changed.as_ref().unwrap_or(prediction).hits(prompt.engine);
             let Some(hits) = with_pending(known, tokens) else { continue };
             let changed = changed.get_or_insert_with(|| prediction.clone());
@@ -137,6 +139,23 @@ impl PendingPrompts {
     }
 }
 
+impl PendingPrompt {
+    /// Number of tokens in full blocks that both prompts start with.
+    fn common_tokens(&self, prediction: &CacheHitPrediction) -> u32 {
+        let (own, other) = (&self.pages, &prediction.pages);
+        let blocks = common_prefix(own.len().min(other.len()), |block| own[block] == other[block]);
+        let tokens = u32::try_from(blocks).unwrap_or(u32::MAX).saturating_mul(prediction.page_tokens);
+        if blocks < own.len() && blocks < other.len() {
+            return tokens;
+        }
+        // One of them may have been tokenized only as far as this.
+        let (own, other) = (&self.text_prefixes, &prediction.text_prefixes);
+        let texts = common_prefix(own.len().min(other.len()), |text| own[text].key == other[text].key);
+        let common = texts.checked_sub(1).map_or(0, |last| other[last].tokens.saturating_sub(1));
+        tokens.max(common - common % prediction.page_tokens.max(1))
+    }
+}
+
 /// Hits if the first `tokens` will be on the device, too; `None` if the engine has them already.
 fn with_pending(hits: TierHits, tokens: u32) -> Option<TierHits> {
     let own = hits.l1_tokens.saturating_add(hits.l2_tokens);
@@ -149,13 +168,12 @@ fn with_pending(hits: TierHits, tokens: u32) -> Option<TierHits> {
     })
 }
 
-/// Number of blocks that both prompts start with.
-fn common_prefix(a: &[u64], b: &[u64]) -> usize {
-    // Equal keys have equal prefixes.
-    let (mut equal, mut different) = (0, a.len().min(b.len()) + 1);
+/// Number of parts that two prompts start with, of at most `len`, if equal parts have equal ones before them.
+fn common_prefix(len: usize, is_equal: impl Fn(usize) -> bool) -> usize {
+    let (mut equal, mut different) = (0, len + 1);
     while equal + 1 < different {
         let middle = equal.midpoint(different);
-        if a[middle - 1] == b[middle - 1] { equal = middle } else { different = middle }
+        if is_equal(middle - 1) { equal = middle } else { different = middle }
     }
     equal
 }
@@ -175,7 +193,7 @@ mod tests {
 
     fn pending(pages: &[u64]) -> PendingPrompts {
         let mut prompts = PendingPrompts::default();
-        prompts.add(AttemptId(1), InstanceIndex(1), &pages.into());
+        prompts.add(AttemptId(1), InstanceIndex(1), &prediction(pages, Vec::new()));
         prompts
     }
 
@@ -224,12 +242,29 @@ mod tests {
     }
 
     #[test]
+    fn texts_count_where_blocks_are_unknown() {
+        let with_texts = |pages: &[u64], texts: &[(u64, u32)]| CacheHitPrediction {
+            text_prefixes: texts.iter().map(|&(key, tokens)| TextPrefix { key, tokens }).collect(),
+            ..prediction(pages, Vec::new())
+        };
+        let mut prompts = PendingPrompts::default();
+        let sent = with_texts(&[1, 2], &[(71, 25), (72, 44), (73, 71), (74, 99)]);
+        prompts.add(AttemptId(1), InstanceIndex(1), &sent);
+        let l1_tokens = |other| hits(&prompts, &other).map(|hits| hits.l1_tokens);
+        let pages: Vec<u64> = (1..9).collect();
+        assert_eq!(l1_tokens(with_texts(&pages, &[(71, 25), (72, 46), (73, 70), (75, 86)])), Some(60));
+        assert_eq!(l1_tokens(with_texts(&[1, 2], &[(71, 25), (72, 46)])), Some(40), "both are incomplete");
+        assert_eq!(l1_tokens(with_texts(&pages, &[(79, 25)])), Some(20), "only the blocks");
+        assert_eq!(l1_tokens(with_texts(&[1, 9], &[(71, 25)])), Some(10), "blocks are exact");
+        assert_eq!(l1_tokens(with_texts(&pages, &[])), Some(20));
+    }
+
+    #[test]
     fn common_prefixes_are_found_by_bisection() {
         for equal in 0..40_u64 {
             let a: Vec<u64> = (0..40).collect();
             let b: Vec<u64> = (0..50).map(|page| if page < equal { page } else { page + 1000 }).collect();
-            assert_eq!(common_prefix(&a, &b), equal as usize);
-            assert_eq!(common_prefix(&b, &a), equal as usize);
+            assert_eq!(common_prefix(40, |block| a[block] == b[block]), equal as usize);
         }
     }
 }

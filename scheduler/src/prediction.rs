@@ -16,9 +16,13 @@ pub struct CacheHitPrediction {
     /// Runs of the prompt's blocks in the shared store, in prompt order; there may be gaps between them.
     pub shared: Vec<StoreTokenRun>,
     /// Keys of the prompt's full blocks, in order, for policies that keep state of their own. Each key covers its block
-    /// and all before it. Empty if the prompt was not tokenized.
+    /// and all before it. Empty if the prompt was not tokenized; only the first ones if only its beginning was.
     #[serde(skip)]
     pub pages: Arc<[u64]>,
+    /// Beginnings of the prompt's text, in order, up to the whole text: they identify what is not tokenized. Empty for
+    /// short prompts and those that are no text.
+    #[serde(skip)]
+    pub text_prefixes: Arc<[TextPrefix]>,
     /// Tokens per block of [`CacheHitPrediction::pages`].
     pub page_tokens: u32,
     /// Whether blocks that an earlier request is computing do not count: engines of a hybrid model cannot reuse every
@@ -73,6 +77,15 @@ impl TierHits {
     pub fn total(&self) -> u32 {
         self.l1_tokens.saturating_add(self.l2_tokens).saturating_add(self.l3_tokens)
     }
+}
+
+/// A beginning of a prompt's text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TextPrefix {
+    /// Identifies the text.
+    pub key: u64,
+    /// Its length: an estimate where the text is not tokenized.
+    pub tokens: u32,
 }
 
 /// Medium on which a store node keeps a block.

@@ -74,7 +74,11 @@ impl DecisionSnapshot {
             prefill_times: input.prefill_times.clone(),
             uncached_share: input.uncached_share,
             expected_output_tokens: input.expected_output_tokens,
-            prediction: CacheHitPrediction { pages: [].into(), ..input.prediction.clone() },
+            prediction: CacheHitPrediction {
+                pages: [].into(),
+                text_prefixes: [].into(),
+                ..input.prediction.clone()
+            },
             adapters: input.adapters.clone(),
             now: input.now,
             arrived: input.arrived,

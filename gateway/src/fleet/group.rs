@@ -23,6 +23,8 @@ pub(crate) struct EngineGroup {
     pub(crate) engines: Vec<EngineGroupMember>,
     /// Whether any of the engines publishes KV events.
     pub(crate) publishes: bool,
+    /// Whether any of them reuses a prompt only where a request ended or branched off.
+    has_checkpoints: bool,
     /// Largest number of tokens of a sequence; `None` if the engines differ or do not report it.
     pub(crate) context_length: Option<u32>,
 }
@@ -63,6 +65,7 @@ impl EngineGroup {
                 store_threshold,
             };
             let publishes = facts.events.as_ref().is_some_and(|events| !events.is_empty());
+            let has_checkpoints = facts.checkpoints.is_some();
             let same = |group: &&mut Self| {
                 group.keyspace == keyspace
                     && group.engine == facts.engine
@@ -72,6 +75,7 @@ impl EngineGroup {
                 Some(group) => {
                     group.engines.push(engine);
                     group.publishes |= publishes;
+                    group.has_checkpoints |= has_checkpoints;
                     if group.context_length != facts.context_length {
                         group.context_length = None;
                     }
@@ -82,11 +86,20 @@ impl EngineGroup {
                     store_naming: member.store_naming.clone(),
                     engines: vec![engine],
                     publishes,
+                    has_checkpoints,
                     context_length: facts.context_length,
                 }),
             }
         }
         groups
+    }
+
+    /// Whether an engine that lacks a block of a prompt can reuse nothing behind it, and that is all that its caches hold.
+    pub(crate) fn caches_prefixes_of_blocks(&self) -> bool {
+        let is_plain = |engine: &EngineGroupMember| {
+            engine.groups.of_hybrid().is_empty() && engine.chunk_rule.known().is_none()
+        };
+        !self.has_checkpoints && self.engines.iter().all(is_plain)
     }
 
     /// How the engines' LMCaches hash chunks: rules that differ. An adapter's chunks are not distinguished from those of other models, so

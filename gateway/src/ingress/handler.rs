@@ -41,7 +41,7 @@ use crate::kv_index::KvIndex;
 use crate::legs::{ResponsePayload, ResponseStart};
 use crate::memory::MemoryBudget;
 use crate::model_aliases::ModelAliases;
-use crate::predict::{CacheHitPredictor, PredictionError, PromptPrediction, RequestPrompt};
+use crate::predict::{CacheHitPredictor, PredictionError, PromptLength, PromptPrediction, RequestPrompt};
 use crate::relay::{DispatchedResponse, RelayedRequest};
 use crate::request_body::InferenceApi;
 use crate::routed_request::RoutedRequest;
@@ -340,7 +340,7 @@ async fn predict(
     start: Instant,
 ) {
     span.start_prediction(start);
-    let prediction = predict_hits(gateway, routed).await;
+    let prediction = predict_hits(gateway, routed, PromptLength::Estimated).await;
     let end = Instant::now();
     let outcome = prediction.as_ref().map(|predicted| (predicted.input_tokens, predicted.tokenized_by));
     span.end_prediction(outcome.map_err(PredictionError::name), end);
@@ -365,10 +365,11 @@ async fn predict(
 pub(super) async fn predict_hits(
     gateway: &GatewayContext,
     routed: &RoutedRequest,
+    length: PromptLength,
 ) -> Result<PromptPrediction, PredictionError> {
     let request = routed.request.as_ref().ok_or(PredictionError::NotSinglePrompt)?;
     let fleet = gateway.dispatcher.fleet.current();
     let prompt =
         RequestPrompt { api: routed.api, model: request.model, fields: &routed.routing, body: &routed.body };
-    gateway.predictor.predict(&fleet, prompt).await
+    gateway.predictor.predict(&fleet, prompt, length).await
 }

@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use super::handler::{GatewayContext, predict_hits, read};
 use super::router;
 use crate::error::ErrorFormat;
-use crate::predict::{PredictionError, PromptPrediction, RequestPrompt};
+use crate::predict::{PredictionError, PromptLength, PromptPrediction, RequestPrompt};
 use crate::request_body::InferenceApi;
 
 /// The paths of all APIs.
@@ -49,7 +49,7 @@ async fn predict(gateway: &GatewayContext, api: InferenceApi, request: Request) 
         Err(error) => return error.response(ErrorFormat::OpenAi),
     };
     let start = Instant::now();
-    let prediction = predict_hits(gateway, &routed).await;
+    let prediction = predict_hits(gateway, &routed, PromptLength::Exact).await;
     let duration = start.elapsed();
     let response = match prediction {
         Ok(predicted) => describe(gateway, &predicted, duration),

@@ -65,6 +65,11 @@ impl KvIndex {
         prefix
     }
 
+    /// Whether any engine or the store has a block, or had it until recently.
+    pub(crate) fn is_known(&self, block: u64) -> bool {
+        self.blocks.read().count_known(&[block]) > 0
+    }
+
     /// Whether a block is known, or can be added without evicting another.
     pub(crate) fn has_capacity_for(&self, block: u64) -> bool {
         self.blocks.read().has_capacity_for(block)

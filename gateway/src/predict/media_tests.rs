@@ -21,7 +21,7 @@ use super::predictor_tests::{OneEngine, PAGE};
 const ESTIMATED: u32 = 1000;
 
 /// An engine with a tokenizer whose template renders `<image>` for an image.
-fn with_images(world: OneEngine) -> OneEngine {
+pub(super) fn with_images(world: OneEngine) -> OneEngine {
     let folder = tempfile::tempdir().unwrap();
     let small = concat!(env!("CARGO_MANIFEST_DIR"), "/tokenize/tests/data/small/tokenizer.json");
     std::fs::copy(small, folder.path().join("tokenizer.json")).unwrap();
@@ -43,8 +43,8 @@ fn image_chat(system: &str, image: &str) -> Value {
 }
 
 /// The gateway's tokens of a text.
-fn text_tokens(world: &OneEngine, text: &str) -> Vec<u32> {
-    let model = world.models.get("m", EngineKind::Vllm).unwrap();
+pub(super) fn text_tokens(world: &OneEngine, engine: EngineKind, text: &str) -> Vec<u32> {
+    let model = world.models.get("m", engine).unwrap();
     model.tokenize_text(&TextPrompt::Text(text.to_owned()), false).unwrap().ids().to_vec()
 }
 
@@ -54,7 +54,7 @@ async fn text_before_an_image_is_predicted() {
     let system = "Some words of a system message. ".repeat(20);
     let long = image_chat(&system, "https://host/a.png");
     let leading = world.predict(&long).await.unwrap();
-    let text = text_tokens(&world, &format!("system:{system}user:What?<image>Now!"));
+    let text = text_tokens(&world, EngineKind::Vllm, &format!("system:{system}user:What?<image>Now!"));
     let estimated = u32::try_from(text.len()).unwrap() - 1 + ESTIMATED;
     assert_eq!((leading.input_tokens, leading.hits(&world.fleet.members[0]).total()), (estimated, 0));
     let pages = leading.for_fleet(&world.fleet).pages;
@@ -83,7 +83,7 @@ async fn an_image_with_cached_tokens_is_predicted_exactly() {
     let world = with_images(OneEngine::new(EngineKind::Vllm));
     let chat = image_chat("Some words.", "data:image/png;base64,AAAA");
     let texts = ["system:Some words.user:What?", "<image>", "Now!"];
-    let [before, image, after] = texts.map(|text| text_tokens(&world, text));
+    let [before, image, after] = texts.map(|text| text_tokens(&world, EngineKind::Vllm, text));
     let tokens = vec![7; 60].into();
     let placeholder = image.as_slice().into();
     record_image(&world, &chat, MediumTokens { placeholder, tokens, identifier: "a1b2".into() });
@@ -176,8 +176,8 @@ async fn predict_often(server: &FixedServer) -> (bool, usize) {
 
 #[tokio::test]
 async fn an_engine_is_queried_once_for_an_image() {
-    let [mut ids, image] =
-        ["user:", "<image>"].map(|text| text_tokens(&with_images(OneEngine::new(EngineKind::Vllm)), text));
+    let [mut ids, image] = ["user:", "<image>"]
+        .map(|text| text_tokens(&with_images(OneEngine::new(EngineKind::Vllm)), EngineKind::Vllm, text));
     let (offset, other) = (ids.len(), [ids.as_slice(), &[5], &image].concat());
     ids.extend([7; 60]);
     let rendered = |ids: &[u32]| {

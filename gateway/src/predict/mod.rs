@@ -9,6 +9,8 @@ mod feeds;
 mod gaps;
 mod hashed_prefixes;
 mod hybrid_hits;
+#[cfg(test)]
+mod long_text_tests;
 mod media;
 #[cfg(test)]
 mod media_tests;
@@ -22,6 +24,7 @@ mod prompt_tokens;
 #[cfg(test)]
 mod recordings;
 mod reuse_limit;
+mod seen_texts;
 mod store_distance;
 mod stored_blocks;
 mod tokenize;
@@ -32,7 +35,8 @@ pub(crate) use gaps::{observed_gaps, rank_status};
 pub(crate) use hashed_prefixes::HashedPrefixes;
 pub(crate) use media::{MediaQueryRunner, MediaTokenCache};
 pub(crate) use models::ModelTokenizers;
-pub(crate) use predictor::{CacheHitPredictor, PromptPrediction, PromptResources};
+pub(crate) use predictor::{CacheHitPredictor, PromptLength, PromptPrediction, PromptResources};
 pub(crate) use prompt_threads::PromptThreads;
 pub(crate) use prompt_tokens::{PredictionError, RequestPrompt};
+pub(crate) use seen_texts::SeenTexts;
 pub(crate) use tokenize::EngineTokenizer;

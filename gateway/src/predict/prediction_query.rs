@@ -5,15 +5,21 @@ use std::sync::Arc;
 use bytes::Bytes;
 use moongate_block_hash::{HashScheme, HashedBlock};
 use moongate_discovery::EngineKind;
+use moongate_scheduler::TextPrefix;
+use moongate_tokenize::PromptText;
 
 use super::hashed_prefixes::{HashUse, HashedPrefixes};
 use super::media::{MediaCounts, MediaLookup};
-use super::prompt_tokens::{HashedTokens, PredictionError, PromptTokens, TokenizerChoice};
+use super::prompt_tokens::{HashedTokens, PredictionError, PromptExtent, PromptTokens, TokenizerChoice};
 use super::reuse_limit::ReuseLimits;
+use super::seen_texts::SeenTexts;
 use crate::feedback::TokenSource;
 use crate::fleet::EngineGroup;
-use crate::kv_index::{BlockExtraKeys, BlockKeyspace, BlockSchemes, ChunkHashRule};
+use crate::kv_index::{BlockExtraKeys, BlockKeyspace, BlockSchemes, ChunkHashRule, KvIndex};
 use crate::request_body::InferenceApi;
+
+/// Segments that are tokenized of every text, so that short prompts have exact lengths, and all their blocks are known.
+const FIRST_SEGMENTS: usize = 2;
 
 /// The prompts of a body, to be hashed for a fleet's groups of engines.
 pub(super) struct PredictionQuery {
@@ -25,14 +31,19 @@ pub(super) struct PredictionQuery {
     /// For the images and other media of a chat; `None` if it has none.
     pub(super) media: Option<MediaLookup>,
     pub(super) prefixes: Arc<HashedPrefixes>,
+    /// Texts are tokenized as far as it may have their blocks; `None`: completely.
+    pub(super) cached_by: Option<Arc<KvIndex>>,
+    pub(super) seen: Arc<SeenTexts>,
 }
 
 /// The prompts with their blocks under every keyspace.
 pub(super) struct HashedQuery {
     /// Length of all prompts in tokens.
     pub(super) input_tokens: u32,
-    /// Whether that is an estimate, and only the beginning of the prompt was hashed.
+    /// Whether that is an estimate, and the engines may have more of the prompt than what was hashed.
     pub(super) is_incomplete: bool,
+    /// Beginnings of the text of a long prompt.
+    pub(super) text_prefixes: Vec<TextPrefix>,
     pub(super) media: MediaCounts,
     pub(super) tokenized_by: TokenSource,
     pub(super) groups: Vec<HashedGroup>,
@@ -73,42 +84,103 @@ pub(super) struct HashedChunks {
 impl PredictionQuery {
     pub(super) fn hash(self) -> Result<HashedQuery, PredictionError> {
         let extras = BlockExtraKeys::read(&self.body);
-        let (mut input_tokens, mut tokenized_by, mut is_incomplete) = (0, TokenSource::Client, false);
-        let mut media = MediaCounts::default();
+        let extent = self.extent(&extras);
         let mut tokens_by_engine: Vec<(EngineKind, Vec<PromptTokens>)> = Vec::new();
         let mut hashed = Vec::with_capacity(self.groups.len());
-        for (group, tokenizer) in self.groups {
+        for (group, tokenizer) in &self.groups {
             let Some(schemes) = group.keyspace.schemes(&extras) else { continue };
-            if !tokens_by_engine.iter().any(|(engine, _)| *engine == group.engine) {
-                let prompts = PromptTokens::of(self.api, &self.body, tokenizer, &group, self.media.as_ref())?;
-                tokens_by_engine.push((group.engine, prompts));
-            }
-            let Some((_, prompts)) = tokens_by_engine.iter().find(|(engine, _)| *engine == group.engine)
-            else {
-                continue;
+            let same = tokens_by_engine.iter().position(|(engine, _)| *engine == group.engine);
+            let mut engine_tokens = match same {
+                Some(position) => tokens_by_engine.remove(position),
+                None => {
+                    let body = (self.api, &*self.body);
+                    let (tokenizer, media) = (tokenizer.clone(), self.media.as_ref());
+                    (group.engine, PromptTokens::of(body, tokenizer, group, media, extent)?)
+                }
             };
-            input_tokens = prompts.iter().map(PromptTokens::expected_len).sum();
-            media = prompts.first().map_or(media, PromptTokens::media);
-            is_incomplete |= prompts.iter().any(PromptTokens::is_incomplete);
-            tokenized_by = prompts.first().map_or(TokenSource::Client, PromptTokens::tokenized_by);
             let limit = self.limits.for_engine(group.engine).unwrap_or(usize::MAX);
             let hash = |tokens: &PromptTokens| {
                 let blocks = |names_objects, scheme| {
                     let hash_use = HashUse { keyspace: &group.keyspace, names_objects };
                     tokens.blocks(&self.prefixes, hash_use, scheme, extras.is_empty())
                 };
-                HashedPrompt::new(tokens, &group, &schemes, limit, blocks)
+                HashedPrompt::new(tokens, group, &schemes, limit, blocks)
             };
-            let prompts = prompts.iter().map(hash).collect();
-            hashed.push(HashedGroup { group, prompts });
+            let prompts = engine_tokens.1.iter_mut().map(|tokens| self.hash_as_needed(tokens, hash));
+            hashed.push(HashedGroup { group: group.clone(), prompts: prompts.collect::<Result<_, _>>()? });
+            tokens_by_engine.push(engine_tokens);
         }
-        if hashed.is_empty() {
-            Err(PredictionError::InsufficientCacheInfo)
-        } else {
-            let input_tokens = u32::try_from(input_tokens).unwrap_or(u32::MAX);
-            Ok(HashedQuery { input_tokens, is_incomplete, media, tokenized_by, groups: hashed })
+        let Some((_, prompts)) = tokens_by_engine.last() else {
+            return Err(PredictionError::InsufficientCacheInfo);
+        };
+        let text_prefixes = self.text_prefixes(prompts)?;
+        let input_tokens = match text_prefixes.last() {
+            Some(whole) => whole.tokens,
+            None => saturating(prompts.iter().map(PromptTokens::expected_len).sum()),
+        };
+        Ok(HashedQuery {
+            input_tokens,
+            is_incomplete: tokens_by_engine
+                .iter()
+                .any(|(_, all)| all.iter().any(PromptTokens::is_incomplete)),
+            media: prompts.first().map_or(MediaCounts::default(), PromptTokens::media),
+            tokenized_by: prompts.first().map_or(TokenSource::Client, PromptTokens::tokenized_by),
+            text_prefixes,
+            groups: hashed,
+        })
+    }
+
+    /// How much of a text is tokenized. Only of engines whose hits are prefixes of full blocks in the index is it known that they have no
+    /// more of a prompt once they lack a block.
+    fn extent(&self, extras: &BlockExtraKeys<'_>) -> PromptExtent {
+        let may_stop = self.cached_by.is_some()
+            && extras.is_empty()
+            && self.limits == ReuseLimits::default()
+            && self.groups.iter().all(|(group, _)| group.caches_prefixes_of_blocks());
+        if may_stop { PromptExtent::AsNeeded } else { PromptExtent::Complete }
+    }
+
+    /// Hashes a prompt, of a text as much as an engine may have, and what an earlier prompt had in common with it.
+    fn hash_as_needed(
+        &self,
+        tokens: &mut PromptTokens,
+        hash: impl Fn(&PromptTokens) -> HashedPrompt,
+    ) -> Result<HashedPrompt, PredictionError> {
+        if let PromptTokens::Text(text) = tokens {
+            let seen = self.seen.count(text.prefix_keys());
+            tokenize_to(text, seen.max(FIRST_SEGMENTS))?;
+        }
+        loop {
+            let hashed = hash(tokens);
+            match (&mut *tokens, &self.cached_by) {
+                (PromptTokens::Text(text), Some(index)) if !text.is_complete() && hashed.is_known(index) => {
+                    // Twice as many, so that the beginning is not hashed often.
+                    let done = text.tokenized_segments();
+                    tokenize_to(text, 2 * done.max(1))?;
+                }
+                _ => return Ok(hashed),
+            }
         }
     }
+
+    /// The beginnings of a long text, with which later prompts are compared.
+    fn text_prefixes(&self, prompts: &[PromptTokens]) -> Result<Vec<TextPrefix>, PredictionError> {
+        let [PromptTokens::Text(text)] = prompts else { return Ok(Vec::new()) };
+        self.seen.add(text.prefix_keys());
+        if text.is_complete() && text.tokenized_segments() <= FIRST_SEGMENTS {
+            return Ok(Vec::new());
+        }
+        let prefixes = text.prefixes().map_err(PredictionError::Prompt)?.into_iter();
+        Ok(prefixes.map(|prefix| TextPrefix { key: prefix.key, tokens: saturating(prefix.tokens) }).collect())
+    }
+}
+
+fn tokenize_to(text: &mut PromptText, segments: usize) -> Result<(), PredictionError> {
+    text.tokenize(segments).map_err(PredictionError::Prompt)
+}
+
+fn saturating(tokens: usize) -> u32 {
+    u32::try_from(tokens).unwrap_or(u32::MAX)
 }
 
 impl HashedPrompt {
@@ -121,8 +193,9 @@ impl HashedPrompt {
         blocks: impl Fn(bool, HashScheme) -> HashedTokens,
     ) -> Self {
         let keyspace = &group.keyspace;
+        let has_more = matches!(tokens, PromptTokens::Text(text) if !text.is_complete());
         // An engine always computes at least one token of the prompt.
-        let reusable_tokens = tokens.len().saturating_sub(1).min(limit);
+        let reusable_tokens = tokens.len().saturating_sub(usize::from(!has_more)).min(limit);
         let name = |names_objects, scheme| {
             let blocks = blocks(names_objects, scheme);
             let usable = reusable_blocks(blocks.blocks(), reusable_tokens, keyspace);
@@ -135,6 +208,12 @@ impl HashedPrompt {
             reusable_tokens,
             chunks: chunks(tokens, group),
         }
+    }
+
+    /// Whether an engine, or the store, may have all of these blocks.
+    fn is_known(&self, index: &KvIndex) -> bool {
+        let has_last = |blocks: &KeyedBlocks| blocks.keys.last().is_none_or(|last| index.is_known(*last));
+        has_last(&self.engine_blocks) || self.store_blocks.as_ref().is_some_and(has_last)
     }
 }
 

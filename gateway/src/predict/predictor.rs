@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use moongate_discovery::{EngineBlockHashing, EngineRole, PrefixCheckpoints};
 use moongate_scheduler::index::{EngineSlot, IndexLookup};
-use moongate_scheduler::{CacheHitPrediction, InstanceIndex, TierHits};
+use moongate_scheduler::{CacheHitPrediction, InstanceIndex, TextPrefix, TierHits};
 use moongate_tokenize::PromptError;
 
 use super::engine_hits::EngineHitsInGroup;
@@ -15,8 +15,9 @@ use super::media::{self, MediaCounts, MediaLookup, MediaTokenCache};
 use super::models::ModelTokenizers;
 use super::prediction_query::{HashedGroup, HashedPrompt, HashedQuery, KeyedBlocks, PredictionQuery};
 use super::prompt_threads::{PromptThreads, ReadTooLate};
-use super::prompt_tokens::{PredictionError, PromptTokens, RequestPrompt, TokenizerChoice};
+use super::prompt_tokens::{PredictionError, PromptExtent, PromptTokens, RequestPrompt, TokenizerChoice};
 use super::reuse_limit::ReuseLimits;
+use super::seen_texts::SeenTexts;
 use super::store_distance::{StoreDistance, StoredBlockSites};
 use super::stored_blocks::StoredBlocks;
 use super::tokenize::EngineTokenizer;
@@ -49,12 +50,23 @@ pub(crate) struct PromptResources {
     pub(crate) threads: PromptThreads,
     /// Budget for prompts that are being tokenized.
     pub(crate) memory: Arc<MemoryBudget>,
+    /// Whether every block of a prompt is needed, and not only those that engines may have.
+    pub(crate) needs_all_blocks: bool,
+    pub(crate) seen: Arc<SeenTexts>,
+}
+
+/// How exactly a prediction needs the length of a prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PromptLength {
+    Exact,
+    /// What no engine has of a long text need not be tokenized.
+    Estimated,
 }
 
 /// Predicted cache hits of one request.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PromptPrediction {
-    /// Number of prompt tokens, of all prompts of a batch: exact unless only the beginning is known.
+    /// Number of prompt tokens, of all prompts of a batch: exact unless only the beginning was tokenized.
     pub(crate) input_tokens: u32,
     pub(crate) tokenized_by: TokenSource,
     pub(crate) media: MediaCounts,
@@ -70,6 +82,8 @@ pub(crate) struct PromptPrediction {
     pages: Arc<[u64]>,
     /// Size of these blocks in tokens.
     page_tokens: u32,
+    /// Beginnings of the text of a long prompt.
+    text_prefixes: Arc<[TextPrefix]>,
     /// Whether the model of an engine is hybrid.
     is_hybrid: bool,
     /// Whether the request has several prompts. The hits are then sums, and there are no blocks.
@@ -126,6 +140,7 @@ impl CacheHitPredictor {
         &self,
         fleet: &FleetSnapshot,
         prompt: RequestPrompt<'_>,
+        length: PromptLength,
     ) -> Result<PromptPrediction, PredictionError> {
         let RequestPrompt { api, model, fields, body } = prompt;
         let groups = fleet.groups(model);
@@ -143,7 +158,18 @@ impl CacheHitPredictor {
         let limits = ReuseLimits::read(api, fields, body);
         let media = self.media_lookup(fleet, prompt);
         let prefixes = self.resources.prefixes.clone();
-        let query = PredictionQuery { api, body: body.clone(), groups, limits, media, prefixes };
+        let may_stop =
+            length == PromptLength::Estimated && !self.resources.needs_all_blocks && self.store.is_none();
+        let query = PredictionQuery {
+            api,
+            body: body.clone(),
+            groups,
+            limits,
+            media,
+            prefixes,
+            cached_by: may_stop.then(|| self.index.clone()),
+            seen: self.resources.seen.clone(),
+        };
         let hashed = self.read(body, move || query.hash()).await?;
         Ok(self.look_up(fleet, &hashed).await)
     }
@@ -170,12 +196,14 @@ impl CacheHitPredictor {
 
     /// Finds what each engine has of the prompts.
     async fn look_up(&self, fleet: &FleetSnapshot, hashed: &HashedQuery) -> PromptPrediction {
-        let HashedQuery { input_tokens, is_incomplete, media, tokenized_by, ref groups } = *hashed;
+        let HashedQuery { input_tokens, is_incomplete, media, tokenized_by, .. } = *hashed;
+        let HashedQuery { groups, text_prefixes, .. } = hashed;
         let mut predicted = PromptPrediction {
             input_tokens,
             is_incomplete,
             media,
             tokenized_by,
+            text_prefixes: text_prefixes.as_slice().into(),
             ..PromptPrediction::default()
         };
         let mut lookups = TierLookups::default();
@@ -275,7 +303,8 @@ impl CacheHitPredictor {
             for (group, tokenizer) in groups {
                 let name = group.engine.as_str();
                 if !tokens_by_engine.iter().any(|(engine, _)| *engine == name) {
-                    let prompts = PromptTokens::of(api, &body, tokenizer, &group, media.as_ref())?;
+                    let (media, extent) = (media.as_ref(), PromptExtent::Complete);
+                    let prompts = PromptTokens::of((api, &body), tokenizer, &group, media, extent)?;
                     let [prompt] = prompts.as_slice() else { return Err(PredictionError::NotSinglePrompt) };
                     if prompt.is_incomplete() {
                         return Err(PredictionError::Prompt(PromptError::Multimodal("media".to_owned())));
@@ -434,6 +463,7 @@ impl PromptPrediction {
             network_distance: distance.unwrap_or_default(),
             pages: self.pages.clone(),
             page_tokens: self.page_tokens,
+            text_prefixes: self.text_prefixes.clone(),
             excludes_pending: self.is_hybrid,
             ..CacheHitPrediction::default()
         }

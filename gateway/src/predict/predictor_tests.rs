@@ -21,10 +21,11 @@ use super::hashed_prefixes::HashedPrefixes;
 use super::media::{MediaQueries, MediaQueryRunner, MediaTokenCache};
 use super::models::ModelTokenizers;
 use super::prediction_query::PredictionQuery;
-use super::predictor::{CacheHitPredictor, PromptPrediction, PromptResources};
+use super::predictor::{CacheHitPredictor, PromptLength, PromptPrediction, PromptResources};
 use super::prompt_threads::PromptThreads;
 use super::prompt_tokens::{PredictionError, RequestPrompt, TokenizerChoice};
 use super::reuse_limit::ReuseLimits;
+use super::seen_texts::SeenTexts;
 use super::tokenize::EngineTokenizer;
 use crate::feedback::GatewayMetrics;
 use crate::fleet::{FleetReader, FleetSnapshot};
@@ -81,6 +82,11 @@ impl OneEngine {
         Self::of(instance(engine, url), 1000, limit)
     }
 
+    /// An engine with an index of this many blocks.
+    pub(super) fn with_index(engine: EngineKind, max_blocks: usize) -> Self {
+        Self::of(instance(engine, None), max_blocks, Duration::ZERO)
+    }
+
     /// An engine with these facts, and a large index.
     pub(super) fn with_facts(facts: EngineFacts) -> Self {
         Self::of(test_fleet::with_facts("e", EngineRole::Plain, facts), 100_000, Duration::ZERO)
@@ -112,6 +118,8 @@ impl OneEngine {
                 prefixes: Arc::new(HashedPrefixes::new(1 << 20)),
                 threads: PromptThreads::start(1, Duration::from_secs(60), &Supervisor::new()).unwrap(),
                 memory,
+                needs_all_blocks: false,
+                seen: Arc::new(SeenTexts::new()),
             },
         );
         let reader = FleetReader::fixed(fleet);
@@ -127,7 +135,7 @@ impl OneEngine {
     }
 
     /// Adds the blocks of these tokens to the engine's cache.
-    fn compute(&self, tokens: &[u32]) {
+    pub(super) fn compute(&self, tokens: &[u32]) {
         let groups = self.fleet.groups(ModelIndex(0));
         let unavailable = TokenizerChoice::Unavailable(PredictionError::NoTokenizer);
         let query = PredictionQuery {
@@ -137,6 +145,8 @@ impl OneEngine {
             limits: ReuseLimits::default(),
             media: None,
             prefixes: Arc::new(HashedPrefixes::new(0)),
+            cached_by: None,
+            seen: Arc::new(SeenTexts::new()),
         };
         let slot = groups[0].engines[0].slot;
         for prompt in query.hash().unwrap().groups.iter().flat_map(|group| &group.prompts) {
@@ -149,15 +159,29 @@ impl OneEngine {
         self.predict_for(ModelIndex(0), body).await
     }
 
+    /// As for a request that is routed.
+    pub(super) async fn predict_estimated(&self, body: &Value) -> Result<PromptPrediction, PredictionError> {
+        self.predict_with(ModelIndex(0), body, PromptLength::Estimated).await
+    }
+
     pub(super) async fn predict_for(
         &self,
         model: ModelIndex,
         body: &Value,
     ) -> Result<PromptPrediction, PredictionError> {
+        self.predict_with(model, body, PromptLength::Exact).await
+    }
+
+    async fn predict_with(
+        &self,
+        model: ModelIndex,
+        body: &Value,
+        length: PromptLength,
+    ) -> Result<PromptPrediction, PredictionError> {
         let (api, body) = (Self::api(body), Bytes::from(body.to_string()));
         let fields = RoutingFields::read(api, &body).unwrap();
         let prompt = RequestPrompt { api, model, fields: &fields, body: &body };
-        self.predictor.predict(&self.fleet, prompt).await
+        self.predictor.predict(&self.fleet, prompt, length).await
     }
 
     /// Tokens of the prompts, and how many of them are cached.

@@ -8,8 +8,8 @@ use moongate_block_hash::{BlockHashChain, HashScheme, HashedBlock};
 use moongate_discovery::EngineKind;
 use moongate_scheduler::ModelIndex;
 use moongate_tokenize::{
-    ConversationApi, PromptError, PromptTokenizer, PromptTruncation, TemplateTime, TextBody, TextPrompt,
-    TokenizedPrompt,
+    ConversationApi, PromptError, PromptText, PromptTokenizer, PromptTruncation, TemplateTime, TextBody,
+    TextPrompt, TokenizedPrompt,
 };
 
 use super::hashed_prefixes::{HashUse, HashedPrefixes};
@@ -81,6 +81,14 @@ impl PredictionError {
     }
 }
 
+/// How much of a prompt is tokenized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PromptExtent {
+    Complete,
+    /// Nothing yet of a text: only its beginning may be needed.
+    AsNeeded,
+}
+
 /// Source of a text's tokens.
 #[derive(Debug, Clone)]
 pub(super) enum TokenizerChoice {
@@ -97,6 +105,8 @@ pub(super) enum PromptTokens {
     Client(Vec<u32>),
     Engine(EngineTokens),
     Local(TokenizedPrompt),
+    /// A text that is tokenized as far as needed.
+    Text(Box<PromptText>),
     /// A chat with images, recordings or videos.
     WithMedia(Box<MediaPrompt>),
 }
@@ -104,43 +114,50 @@ pub(super) enum PromptTokens {
 impl PromptTokens {
     /// The prompts of a body as tokens that an engine of the group will compute. Takes milliseconds for a long new prompt.
     pub(super) fn of(
-        api: InferenceApi,
-        body: &[u8],
+        (api, body): (InferenceApi, &[u8]),
         tokenizer: TokenizerChoice,
         group: &EngineGroup,
         media: Option<&MediaLookup>,
+        extent: PromptExtent,
     ) -> Result<Vec<Self>, PredictionError> {
         match (api.conversation(), api) {
-            (Some(api), _) => Ok(vec![Self::of_conversation(api, body, tokenizer, group, media)?]),
+            (Some(api), _) => Ok(vec![Self::of_conversation((api, body), tokenizer, group, media, extent)?]),
             (None, InferenceApi::Other) => Err(PredictionError::NotSinglePrompt),
-            (None, _) => Self::of_texts(body, &tokenizer, group),
+            (None, _) => Self::of_texts(body, &tokenizer, group, extent),
         }
     }
 
     fn of_conversation(
-        api: ConversationApi,
-        body: &[u8],
+        (api, body): (ConversationApi, &[u8]),
         tokenizer: TokenizerChoice,
         group: &EngineGroup,
         media: Option<&MediaLookup>,
+        extent: PromptExtent,
     ) -> Result<Self, PredictionError> {
         let model = match tokenizer {
             TokenizerChoice::Local(model) => model,
             TokenizerChoice::Engine(tokens) => return Ok(Self::Engine(tokens)),
             TokenizerChoice::Unavailable(error) => return Err(error),
         };
-        Self::of_local_conversation(api, body, model, group, media).map_err(PredictionError::Prompt)
+        let read = Self::of_local_conversation((api, body), model, group, media, extent);
+        read.map_err(PredictionError::Prompt)
     }
 
     fn of_local_conversation(
-        api: ConversationApi,
-        body: &[u8],
+        (api, body): (ConversationApi, &[u8]),
         model: Arc<PromptTokenizer>,
         group: &EngineGroup,
         media: Option<&MediaLookup>,
+        extent: PromptExtent,
     ) -> Result<Self, PromptError> {
         let chat = model.read_conversation(api, body)?;
         let truncation = chat.truncation()?;
+        if extent == PromptExtent::AsNeeded && truncation.is_none() && media.is_none() {
+            let text = PromptText::of_chat(model.clone(), &chat, now())?;
+            if let Some(text) = text {
+                return Ok(Self::Text(Box::new(text)));
+            }
+        }
         match model.tokenize_chat(&chat, now()) {
             Ok(prompt) => Ok(Self::Local(truncated(prompt, truncation, group)?)),
             Err(PromptError::Multimodal(part)) if truncation.is_none() => {
@@ -156,6 +173,7 @@ impl PromptTokens {
         body: &[u8],
         tokenizer: &TokenizerChoice,
         group: &EngineGroup,
+        extent: PromptExtent,
     ) -> Result<Vec<Self>, PredictionError> {
         let mut text = TextBody::parse(body).map_err(PredictionError::Prompt)?;
         let prompts = std::mem::take(&mut text.prompts);
@@ -167,6 +185,7 @@ impl PromptTokens {
         }
         let truncation = text.truncation().map_err(PredictionError::Prompt)?;
         let truncation = truncation.filter(|_| group.engine == EngineKind::Vllm);
+        let extent = if prompts.len() == 1 && truncation.is_none() { extent } else { PromptExtent::Complete };
         let prompts = prompts.into_iter().map(|prompt| match (prompt, tokenizer) {
             (TextPrompt::Ids(ids), _) => {
                 let ids = match truncation {
@@ -174,6 +193,10 @@ impl PromptTokens {
                     None => Ok(ids),
                 };
                 ids.map(Self::Client).map_err(PredictionError::Prompt)
+            }
+            (TextPrompt::Text(prompt), TokenizerChoice::Local(model)) if extent == PromptExtent::AsNeeded => {
+                let text = PromptText::new(model.clone(), prompt, text.add_special_tokens);
+                Ok(Self::Text(Box::new(text)))
             }
             (prompt, TokenizerChoice::Local(model)) => {
                 let prompt = model
@@ -187,8 +210,10 @@ impl PromptTokens {
         prompts.collect()
     }
 
+    /// Number of tokens, as far as they are known.
     pub(super) fn len(&self) -> usize {
         match self {
+            PromptTokens::Text(text) => text.tokens().len(),
             PromptTokens::Client(ids) => ids.len(),
             PromptTokens::Engine(tokens) => tokens.ids.len(),
             PromptTokens::Local(prompt) => prompt.ids().len(),
@@ -212,13 +237,14 @@ impl PromptTokens {
         }
     }
 
-    /// Whether the prompt has further tokens.
+    /// Whether the prompt has further tokens, which are unknown.
     pub(super) fn is_incomplete(&self) -> bool {
         matches!(self, PromptTokens::WithMedia(prompt) if prompt.is_incomplete())
     }
 
     pub(super) fn to_vec(&self) -> Vec<u32> {
         match self {
+            PromptTokens::Text(text) => text.tokens().to_vec(),
             PromptTokens::Client(ids) => ids.clone(),
             PromptTokens::Engine(tokens) => tokens.ids.to_vec(),
             PromptTokens::Local(prompt) => prompt.ids().to_vec(),
@@ -229,7 +255,9 @@ impl PromptTokens {
     pub(super) fn tokenized_by(&self) -> TokenSource {
         match self {
             PromptTokens::Client(_) => TokenSource::Client,
-            PromptTokens::Local(_) | PromptTokens::WithMedia(_) => TokenSource::Gateway,
+            PromptTokens::Local(_) | PromptTokens::Text(_) | PromptTokens::WithMedia(_) => {
+                TokenSource::Gateway
+            }
             PromptTokens::Engine(EngineTokens { from_cache: true, .. }) => TokenSource::EngineCache,
             PromptTokens::Engine(_) => TokenSource::Engine,
         }
@@ -245,6 +273,8 @@ impl PromptTokens {
         is_plain: bool,
     ) -> HashedTokens {
         match self {
+            PromptTokens::Text(text) if is_plain => prefixes.hash(text.tokens(), hash_use, scheme),
+            PromptTokens::Text(text) => HashedTokens::of(&text.tokens().to_vec(), scheme),
             PromptTokens::Local(prompt) if is_plain => prefixes.hash(prompt.ids(), hash_use, scheme),
             PromptTokens::Local(prompt) => HashedTokens::of(&prompt.ids().to_vec(), scheme),
             PromptTokens::Client(ids) => HashedTokens::of(ids, scheme),

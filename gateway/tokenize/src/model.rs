@@ -169,11 +169,28 @@ impl PromptTokenizer {
     /// # Errors
     /// [`PromptError`] if they cannot be determined.
     pub fn tokenize_chat(&self, body: &ChatBody, now: TemplateTime) -> Result<TokenizedPrompt, PromptError> {
-        if let (PromptDialect::Sglang, Some(ids)) = (self.engine, &body.input_ids) {
-            return Ok(TokenizedPrompt::of_ids(ids.clone()));
+        match (self.chat_text(body, now)?, &body.input_ids) {
+            (Some((text, special)), _) => self.segments.tokens(&self.tokenizer, &text, special),
+            (None, ids) => Ok(TokenizedPrompt::of_ids(ids.clone().unwrap_or_default())),
         }
-        let (text, special) = self.rendered(body, now)?;
-        self.segments.tokens(&self.tokenizer, &text, special)
+    }
+
+    /// The text of a chat completion, and whether the tokenizer adds special tokens; `None` if the engine uses the body's token ids.
+    pub(crate) fn chat_text(
+        &self,
+        body: &ChatBody,
+        now: TemplateTime,
+    ) -> Result<Option<(String, bool)>, PromptError> {
+        let has_ids = self.engine == PromptDialect::Sglang && body.input_ids.is_some();
+        if has_ids { Ok(None) } else { self.rendered(body, now).map(Some) }
+    }
+
+    pub(crate) fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    pub(crate) fn segments(&self) -> &ModelSegmentCache {
+        &self.segments
     }
 
     /// Renders a chat with images, recordings or videos.

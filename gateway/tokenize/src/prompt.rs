@@ -14,16 +14,16 @@ pub(crate) struct TokenSegment {
 }
 
 /// Token ids in segments that are shared with other prompts: a later turn copies none of the earlier ids.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct SegmentedTokens {
-    segments: Arc<[TokenSegment]>,
+    segments: Vec<TokenSegment>,
     len: usize,
 }
 
 impl SegmentedTokens {
-    pub(crate) fn new(segments: Vec<TokenSegment>) -> SegmentedTokens {
-        let len = segments.iter().map(|segment| segment.ids.len()).sum();
-        SegmentedTokens { segments: segments.into(), len }
+    pub(crate) fn push(&mut self, segment: TokenSegment) {
+        self.len += segment.ids.len();
+        self.segments.push(segment);
     }
 
     /// Number of tokens in all segments.
@@ -107,8 +107,10 @@ impl TokenizedPrompt {
     }
 
     pub(crate) fn of_ids(ids: Vec<u32>) -> TokenizedPrompt {
-        let segment = TokenSegment { ids: ids.into(), prefix: None };
-        TokenizedPrompt { ids: SegmentedTokens::new(vec![segment]), special: SpecialTokenCounts::default() }
+        let mut prompt =
+            TokenizedPrompt { ids: SegmentedTokens::default(), special: SpecialTokenCounts::default() };
+        prompt.ids.push(TokenSegment { ids: ids.into(), prefix: None });
+        prompt
     }
 }
 
@@ -118,12 +120,10 @@ mod tests {
 
     #[test]
     fn slices_start_anywhere() {
-        let segment = |ids: &[u32], prefix| TokenSegment { ids: ids.into(), prefix };
-        let ids = SegmentedTokens::new(vec![
-            segment(&[1, 2], Some(7)),
-            segment(&[], Some(8)),
-            segment(&[3, 4, 5], None),
-        ]);
+        let mut ids = SegmentedTokens::default();
+        for (part, prefix) in [(&[1, 2][..], Some(7)), (&[], Some(8)), (&[3, 4, 5], None)] {
+            ids.push(TokenSegment { ids: part.into(), prefix });
+        }
         assert_eq!((ids.len(), ids.is_empty()), (5, false));
         for from in 0..7 {
             let rest: Vec<u32> = ids.slices_from(from).flatten().copied().collect();

@@ -4,6 +4,7 @@
 //! since the last end, so that prompts with a common beginning, and messages that are in several prompts, have common segments. Each is
 //! cached once, whichever prompts contain it. Texts are not kept: a segment is found by a seeded hash of its text and by its length.
 
+use std::borrow::Cow;
 use std::hash::BuildHasher;
 use std::sync::Arc;
 
@@ -12,9 +13,9 @@ use moka::policy::EvictionPolicy;
 use moka::sync::Cache;
 
 use crate::error::PromptError;
-use crate::prompt::{SegmentedTokens, TokenSegment, TokenizedPrompt};
+use crate::prompt::TokenizedPrompt;
+use crate::segmented_text::SegmentedText;
 use crate::tokenize::Tokenizer;
-use crate::truncation::SpecialTokenCounts;
 
 /// Shorter segments cost more to find, and of longer ones more is tokenized for a prompt that ends with new text.
 const LENGTHS: SegmentLengths = SegmentLengths { full: 4 << 10, least: 512 };
@@ -71,36 +72,36 @@ impl ModelSegmentCache {
         text: &str,
         special: bool,
     ) -> Result<TokenizedPrompt, PromptError> {
-        let (before, after) =
-            if special { tokenizer.surrounding_special_tokens() } else { (&[][..], &[][..]) };
-        let mut prefix = self.hasher.hash_one((self.owner, before));
-        let mut segments = Vec::with_capacity(text.len() / self.lengths.full + 3);
-        let mut push = |ids: Arc<[u32]>, hash: Option<u64>| {
-            prefix = hash.map_or(prefix, |hash| self.hasher.hash_one((prefix, hash)));
-            segments.push(TokenSegment { ids, prefix: hash.map(|_| prefix) });
-        };
-        if !before.is_empty() {
-            push(before.into(), Some(0));
-        }
-        let mut from = 0;
-        for end in self.lengths.ends(tokenizer, text) {
-            let part = &text[from..end];
-            let hash = self.hasher.hash_one(part);
-            push(self.segment(tokenizer, part, hash)?, Some(hash));
-            from = end;
-        }
-        // The next turn of the conversation may continue the last word.
-        if from < text.len() {
-            push(tokenizer.encode(&text[from..])?.into(), None);
-        }
-        if !after.is_empty() {
-            push(after.into(), None);
-        }
-        let special = SpecialTokenCounts { before: before.len(), after: after.len() };
-        Ok(TokenizedPrompt { ids: SegmentedTokens::new(segments), special })
+        SegmentedText::new(Cow::Borrowed(text), special, tokenizer, self).into_prompt(tokenizer, self)
     }
 
-    fn segment(&self, tokenizer: &Tokenizer, text: &str, hash: u64) -> Result<Arc<[u32]>, PromptError> {
+    /// Where the segments of `text` end, in order; the rest behind the last end belongs to no segment.
+    pub(crate) fn ends(&self, tokenizer: &Tokenizer, text: &str) -> Vec<usize> {
+        self.lengths.ends(tokenizer, text)
+    }
+
+    /// Identifies the prefix that consists of special tokens only.
+    pub(crate) fn first_prefix(&self, special: &[u32]) -> u64 {
+        self.hasher.hash_one((self.owner, special))
+    }
+
+    /// Identifies the prefix that is longer by a text with this hash.
+    pub(crate) fn next_prefix(&self, prefix: u64, hash: u64) -> u64 {
+        self.hasher.hash_one((prefix, hash))
+    }
+
+    /// A seeded hash of a segment's text.
+    pub(crate) fn hash(&self, text: &str) -> u64 {
+        self.hasher.hash_one(text)
+    }
+
+    /// The tokens of a segment with this text, whose hash is `hash`.
+    pub(crate) fn segment(
+        &self,
+        tokenizer: &Tokenizer,
+        text: &str,
+        hash: u64,
+    ) -> Result<Arc<[u32]>, PromptError> {
         let key = (self.owner, hash);
         let text_bytes = u32::try_from(text.len()).unwrap_or(u32::MAX);
         if let Some(cached) = self.cache.get(&key).filter(|cached| cached.text_bytes == text_bytes) {
@@ -113,7 +114,7 @@ impl ModelSegmentCache {
 }
 
 impl SegmentLengths {
-    /// Where the segments of `text` end, in order; the rest behind the last end belongs to no segment.
+    /// See [`ModelSegmentCache::ends`].
     fn ends(self, tokenizer: &Tokenizer, text: &str) -> Vec<usize> {
         let mut cuts = cuts(tokenizer, text).into_iter().rev().peekable();
         let mut ends = Vec::with_capacity(text.len() / self.full + 1);

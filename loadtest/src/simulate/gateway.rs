@@ -374,6 +374,7 @@ fn predict(
         network_distance: distance,
         shared,
         pages: workload.keys(request),
+        text_prefixes: Arc::default(),
         page_tokens: workload.block_tokens,
         excludes_pending: false,
     }

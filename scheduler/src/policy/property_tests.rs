@@ -109,6 +109,7 @@ fn schedule_request(step: &GeneratedStep, engines: usize) -> ScheduleRequest {
             network_distance: Vec::new(),
             shared: Vec::new(),
             pages: pages.collect(),
+            text_prefixes: Arc::default(),
             page_tokens: 100,
             excludes_pending: false,
         },

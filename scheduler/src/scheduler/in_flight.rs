@@ -181,7 +181,7 @@ impl Scheduler {
         for ix in [entry, exit] {
             self.adapter_loads.start(now, &self.cluster, ix, request.model);
         }
-        self.pending.add(attempt, entry, &prediction.pages);
+        self.pending.add(attempt, entry, prediction);
         let sequences = request.sequences.max(1);
         if let (Some(book), Some(load), Some(instance)) = (
             self.engines.get_mut(entry.as_usize()),

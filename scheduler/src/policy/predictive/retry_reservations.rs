@@ -70,7 +70,11 @@ impl RetryReservations {
     }
 }
 
-/// Identifies a prompt, if it was tokenized: the key of its last full block covers all before.
+/// Identifies a prompt, if it was tokenized: by its whole text if that is long and hence may not be tokenized completely, otherwise by its
+/// length and the key of its last full block, which covers all before.
 fn prompt_key(input: &PolicyInput<'_>) -> Option<(u64, u32)> {
-    Some((*input.prediction.pages.last()?, input.request.input_tokens))
+    match input.prediction.text_prefixes.last() {
+        Some(whole) => Some((whole.key, 0)),
+        None => Some((*input.prediction.pages.last()?, input.request.input_tokens)),
+    }
 }

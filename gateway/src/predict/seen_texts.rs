@@ -1,0 +1,53 @@
+//! Which beginnings of prompts have been sent before.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Number of remembered beginnings: 256 MiB of text in segments of 4 KiB. A power of two.
+const SLOTS: usize = 1 << 16;
+
+/// Beginnings of prompts' texts, by their keys. Each is kept until another one takes its place.
+#[derive(Debug)]
+pub(crate) struct SeenTexts {
+    slots: Box<[AtomicU64]>,
+}
+
+impl SeenTexts {
+    pub(crate) fn new() -> Self {
+        Self { slots: (0..SLOTS).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// Adds the beginnings of a prompt.
+    pub(super) fn add(&self, keys: impl Iterator<Item = u64>) {
+        for key in keys {
+            let slot = self.slot(key);
+            // A store of an equal value would take the cache line from other processors.
+            if slot.load(Ordering::Relaxed) != key {
+                slot.store(key, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// How many of a prompt's beginnings, from the shortest on, have been sent before.
+    pub(super) fn count(&self, keys: impl Iterator<Item = u64>) -> usize {
+        keys.take_while(|key| self.slot(*key).load(Ordering::Relaxed) == *key).count()
+    }
+
+    fn slot(&self, key: u64) -> &AtomicU64 {
+        &self.slots[key as usize % SLOTS]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn beginnings_are_kept_until_others_take_their_place() {
+        let seen = SeenTexts::new();
+        seen.add([1, 2, 3].into_iter());
+        assert_eq!(seen.count([1, 2, 4, 3].into_iter()), 2);
+        assert_eq!(seen.count([4, 1].into_iter()), 0);
+        seen.add([2 + SLOTS as u64].into_iter());
+        assert_eq!(seen.count([1, 2].into_iter()), 1);
+    }
+}

@@ -1,0 +1,187 @@
+//! A text that is tokenized from its beginning as far as needed, segment by segment.
+
+use std::borrow::Cow;
+
+use crate::error::PromptError;
+use crate::prompt::{SegmentedTokens, TokenSegment, TokenizedPrompt};
+use crate::segment_cache::ModelSegmentCache;
+use crate::tokenize::Tokenizer;
+use crate::truncation::SpecialTokenCounts;
+
+/// Of the segments that are not tokenized, one in so many is, to estimate the length of the others.
+const SAMPLED_SEGMENTS: usize = 8;
+
+/// A text in segments, the first of which are tokenized.
+pub(crate) struct SegmentedText<'a> {
+    text: Cow<'a, str>,
+    segments: Vec<TextSegment>,
+    /// Identifies the whole text; `None` if that is its last segment.
+    whole: Option<u64>,
+    /// Number of tokenized segments.
+    tokenized: usize,
+    tokens: SegmentedTokens,
+    special: bool,
+    is_complete: bool,
+}
+
+struct TextSegment {
+    /// Where it ends, in bytes.
+    end: usize,
+    hash: u64,
+    /// Identifies the text up to this end, with the special tokens before it.
+    prefix: u64,
+}
+
+impl<'a> SegmentedText<'a> {
+    /// Divides a text, of which nothing is tokenized yet. `special` adds the tokenizer's special tokens around it.
+    pub(crate) fn new(
+        text: Cow<'a, str>,
+        special: bool,
+        tokenizer: &Tokenizer,
+        cache: &ModelSegmentCache,
+    ) -> SegmentedText<'a> {
+        let before = if special { tokenizer.surrounding_special_tokens().0 } else { &[] };
+        let mut prefix = cache.first_prefix(before);
+        let mut tokens = SegmentedTokens::default();
+        if !before.is_empty() {
+            prefix = cache.next_prefix(prefix, 0);
+            tokens.push(TokenSegment { ids: before.into(), prefix: Some(prefix) });
+        }
+        let mut start = 0;
+        let ends = cache.ends(tokenizer, &text).into_iter();
+        let segments: Vec<TextSegment> = ends
+            .map(|end| {
+                let hash = cache.hash(&text[start..end]);
+                prefix = cache.next_prefix(prefix, hash);
+                start = end;
+                TextSegment { end, hash, prefix }
+            })
+            .collect();
+        let rest = &text[start..];
+        let whole = (!rest.is_empty()).then(|| cache.next_prefix(prefix, cache.hash(rest)));
+        SegmentedText { text, segments, whole, tokenized: 0, tokens, special, is_complete: false }
+    }
+
+    /// What identifies each beginning of the text that ends with a segment, and then the whole text.
+    pub(crate) fn prefixes(&self) -> impl Iterator<Item = u64> {
+        self.segments.iter().map(|segment| segment.prefix).chain(self.whole)
+    }
+
+    /// Tokenizes the text until `segments` of it are tokenized, and the rest behind the last one, too, if that is all.
+    pub(crate) fn tokenize(
+        &mut self,
+        segments: usize,
+        tokenizer: &Tokenizer,
+        cache: &ModelSegmentCache,
+    ) -> Result<(), PromptError> {
+        while self.tokenized < segments.min(self.segments.len()) {
+            let (text, segment) = self.segment(self.tokenized);
+            let (ids, prefix) = (cache.segment(tokenizer, text, segment.hash)?, Some(segment.prefix));
+            self.tokens.push(TokenSegment { ids, prefix });
+            self.tokenized += 1;
+        }
+        if self.is_complete || segments < self.segments.len() {
+            return Ok(());
+        }
+        // The next turn of a conversation may continue the last word.
+        let rest = self.rest();
+        if !rest.is_empty() {
+            let ids = tokenizer.encode(rest)?.into();
+            self.tokens.push(TokenSegment { ids, prefix: None });
+        }
+        let (_, after) = self.special_tokens(tokenizer);
+        if !after.is_empty() {
+            self.tokens.push(TokenSegment { ids: after.into(), prefix: None });
+        }
+        self.is_complete = true;
+        Ok(())
+    }
+
+    /// Number of segments that are tokenized.
+    pub(crate) fn tokenized(&self) -> usize {
+        self.tokenized
+    }
+
+    /// Whether the whole text is tokenized.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.is_complete
+    }
+
+    /// The tokens of the tokenized segments.
+    pub(crate) fn tokens(&self) -> &SegmentedTokens {
+        &self.tokens
+    }
+
+    /// For each of [`SegmentedText::prefixes`], how many tokens it has: an estimate beyond the tokenized segments.
+    pub(crate) fn prefix_lengths(
+        &self,
+        tokenizer: &Tokenizer,
+        cache: &ModelSegmentCache,
+    ) -> Result<Vec<usize>, PromptError> {
+        let mut lengths = Vec::with_capacity(self.segments.len() + 1);
+        lengths.extend(self.tokens.prefixes().map(|(tokens, _)| tokens));
+        // The special tokens at the beginning are no segment of the text.
+        lengths.drain(..lengths.len().saturating_sub(self.tokenized));
+        if self.is_complete {
+            lengths.extend(self.whole.map(|_| self.tokens.len()));
+            return Ok(lengths);
+        }
+        let sample = self.sample(tokenizer, cache)?;
+        let mut tokens = self.tokens.len() as f64;
+        let mut start = self.tokenized_bytes();
+        let ends = self.segments[self.tokenized..].iter().map(|segment| segment.end);
+        for end in ends.chain(self.whole.map(|_| self.text.len())) {
+            tokens += (end - start) as f64 * sample;
+            start = end;
+            lengths.push(tokens as usize);
+        }
+        Ok(lengths)
+    }
+
+    /// Tokens per byte of the text that is not tokenized, by a sample of its segments.
+    fn sample(&self, tokenizer: &Tokenizer, cache: &ModelSegmentCache) -> Result<f64, PromptError> {
+        let (mut bytes, mut tokens) = (0, 0);
+        for number in
+            (self.tokenized..self.segments.len()).skip(SAMPLED_SEGMENTS / 2).step_by(SAMPLED_SEGMENTS)
+        {
+            let (text, segment) = self.segment(number);
+            bytes += text.len();
+            tokens += cache.segment(tokenizer, text, segment.hash)?.len();
+        }
+        if bytes == 0 {
+            (bytes, tokens) = (self.tokenized_bytes(), self.tokens.len());
+        }
+        Ok(tokens as f64 / bytes.max(1) as f64)
+    }
+
+    fn segment(&self, number: usize) -> (&str, &TextSegment) {
+        let start = number.checked_sub(1).map_or(0, |before| self.segments[before].end);
+        let segment = &self.segments[number];
+        (&self.text[start..segment.end], segment)
+    }
+
+    /// The text behind the last segment.
+    fn rest(&self) -> &str {
+        &self.text[self.segments.last().map_or(0, |last| last.end)..]
+    }
+
+    fn tokenized_bytes(&self) -> usize {
+        self.tokenized.checked_sub(1).map_or(0, |last| self.segments[last].end)
+    }
+
+    fn special_tokens<'t>(&self, tokenizer: &'t Tokenizer) -> (&'t [u32], &'t [u32]) {
+        if self.special { tokenizer.surrounding_special_tokens() } else { (&[], &[]) }
+    }
+
+    /// The complete prompt.
+    pub(crate) fn into_prompt(
+        mut self,
+        tokenizer: &Tokenizer,
+        cache: &ModelSegmentCache,
+    ) -> Result<TokenizedPrompt, PromptError> {
+        self.tokenize(usize::MAX, tokenizer, cache)?;
+        let (before, after) = self.special_tokens(tokenizer);
+        let special = SpecialTokenCounts { before: before.len(), after: after.len() };
+        Ok(TokenizedPrompt { ids: self.tokens, special })
+    }
+}
