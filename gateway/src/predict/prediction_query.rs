@@ -150,13 +150,14 @@ impl PredictionQuery {
             let seen = self.seen.count(text.prefix_keys());
             tokenize_to(text, seen.max(FIRST_SEGMENTS))?;
         }
+        // Growing steps, so that the beginning is not hashed often.
+        let mut step = 1;
         loop {
             let hashed = hash(tokens);
             match (&mut *tokens, &self.cached_by) {
                 (PromptTokens::Text(text), Some(index)) if !text.is_complete() && hashed.is_known(index) => {
-                    // Twice as many, so that the beginning is not hashed often.
-                    let done = text.tokenized_segments();
-                    tokenize_to(text, 2 * done.max(1))?;
+                    tokenize_to(text, text.tokenized_segments() + step)?;
+                    step *= 2;
                 }
                 _ => return Ok(hashed),
             }
