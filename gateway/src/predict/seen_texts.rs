@@ -17,8 +17,8 @@ impl SeenTexts {
     }
 
     /// Adds the beginnings of a prompt.
-    pub(super) fn add(&self, keys: impl Iterator<Item = u64>) {
-        for key in keys {
+    pub(super) fn add(&self, keys: &[u64]) {
+        for &key in keys {
             let slot = self.slot(key);
             // A store of an equal value would take the cache line from other processors.
             if slot.load(Ordering::Relaxed) != key {
@@ -27,9 +27,11 @@ impl SeenTexts {
         }
     }
 
-    /// How many of a prompt's beginnings, from the shortest on, have been sent before.
-    pub(super) fn count(&self, keys: impl Iterator<Item = u64>) -> usize {
-        keys.take_while(|key| self.slot(*key).load(Ordering::Relaxed) == *key).count()
+    /// How many of a prompt's beginnings, from the shortest on, have been sent before: all up to the longest that is known, since others may
+    /// have taken the places of shorter ones.
+    pub(super) fn count(&self, keys: &[u64]) -> usize {
+        let is_seen = |key: &u64| self.slot(*key).load(Ordering::Relaxed) == *key;
+        keys.iter().rposition(is_seen).map_or(0, |longest| longest + 1)
     }
 
     fn slot(&self, key: u64) -> &AtomicU64 {
@@ -44,10 +46,11 @@ mod tests {
     #[test]
     fn beginnings_are_kept_until_others_take_their_place() {
         let seen = SeenTexts::new();
-        seen.add([1, 2, 3].into_iter());
-        assert_eq!(seen.count([1, 2, 4, 3].into_iter()), 2);
-        assert_eq!(seen.count([4, 1].into_iter()), 0);
-        seen.add([2 + SLOTS as u64].into_iter());
-        assert_eq!(seen.count([1, 2].into_iter()), 1);
+        seen.add(&[1, 2, 3]);
+        assert_eq!(seen.count(&[1, 2, 4, 5]), 2);
+        assert_eq!(seen.count(&[4, 1]), 0);
+        seen.add(&[2 + SLOTS as u64]);
+        assert_eq!(seen.count(&[1, 2]), 1);
+        assert_eq!(seen.count(&[1, 2, 3]), 3);
     }
 }

@@ -6,8 +6,6 @@
 
 use std::borrow::Cow;
 
-use memchr::memchr2;
-
 use super::body_member::{BodyMember, is_id_key};
 use super::json_shape::{JsonKind, JsonShape, SamplingKey, SamplingParams, is_cache_mark};
 use super::media_parts::{MediaKind, is_tool_input};
@@ -16,6 +14,9 @@ use super::transfer_members::{is_transfer_member, is_user_data};
 
 /// Most nested arrays and objects; below serde_json's own limit of 127.
 const MAX_DEPTH: u32 = 100;
+
+/// Bytes of a string that are checked at once.
+const PLAIN_CHUNK: usize = 32;
 
 /// Most digits of an integer that always fits 64 bits; serde_json rounds longer ones in its own way.
 const MAX_INTEGER_DIGITS: usize = 19;
@@ -296,18 +297,20 @@ impl<'a> FastBodyReader<'a> {
     fn string(&mut self) -> Option<u64> {
         let mut length = 0;
         loop {
-            let rest = self.bytes.get(self.position..)?;
-            let end = memchr2(b'"', b'\\', rest)?;
-            if has_control(rest.get(..end)?) {
-                return None;
+            let plain = plain_bytes(self.bytes.get(self.position..)?);
+            length += plain as u64;
+            self.position += plain;
+            match self.peek()? {
+                b'"' => {
+                    self.position += 1;
+                    return Some(length);
+                }
+                b'\\' => {
+                    self.position += 1;
+                    length += self.escape()?;
+                }
+                _ => return None,
             }
-            length += end as u64;
-            self.position += end;
-            if self.consume(b'"').is_some() {
-                return Some(length);
-            }
-            self.position += 1;
-            length += self.escape()?;
         }
     }
 
@@ -330,7 +333,12 @@ impl<'a> FastBodyReader<'a> {
     }
 }
 
-/// Whether any byte is not allowed unescaped in a string. Without an early exit, so that the compiler can vectorize it.
-fn has_control(bytes: &[u8]) -> bool {
-    bytes.iter().fold(false, |found, byte| found | (*byte < 0x20))
+/// Number of bytes before the first one that ends a string or is not allowed unescaped in it.
+fn plain_bytes(bytes: &[u8]) -> usize {
+    let is_special = |byte: u8| byte == b'"' || byte == b'\\' || byte < 0x20;
+    // Without an early exit within a chunk, so that the compiler can vectorize it.
+    let chunks = bytes.as_chunks::<PLAIN_CHUNK>().0.iter();
+    let plain = chunks.take_while(|chunk| !chunk.iter().fold(false, |found, &byte| found | is_special(byte)));
+    let start = plain.count() * PLAIN_CHUNK;
+    start + bytes[start..].iter().position(|&byte| is_special(byte)).unwrap_or(bytes.len() - start)
 }

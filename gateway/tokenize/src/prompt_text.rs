@@ -47,7 +47,8 @@ impl PromptText {
     }
 
     /// Keys of the beginnings that end with a segment, and of the whole text.
-    pub fn prefix_keys(&self) -> impl Iterator<Item = u64> {
+    #[must_use]
+    pub fn prefix_keys(&self) -> &[u64] {
         self.text.prefixes()
     }
 
@@ -57,8 +58,8 @@ impl PromptText {
     /// [`PromptError::Tokenizer`] if a sample of the text cannot be tokenized.
     pub fn prefixes(&self) -> Result<Vec<PromptTextPrefix>, PromptError> {
         let lengths = self.text.prefix_lengths(self.model.tokenizer(), self.model.segments())?;
-        let keyed = self.text.prefixes().zip(lengths);
-        Ok(keyed.map(|(key, tokens)| PromptTextPrefix { key, tokens }).collect())
+        let keyed = self.text.prefixes().iter().zip(lengths);
+        Ok(keyed.map(|(&key, tokens)| PromptTextPrefix { key, tokens }).collect())
     }
 
     /// Tokenizes until `segments` are tokenized, or everything.

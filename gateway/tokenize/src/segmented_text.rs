@@ -15,8 +15,9 @@ const SAMPLED_SEGMENTS: usize = 8;
 pub(crate) struct SegmentedText<'a> {
     text: Cow<'a, str>,
     segments: Vec<TextSegment>,
-    /// Identifies the whole text; `None` if that is its last segment.
-    whole: Option<u64>,
+    /// What identifies each beginning of the text that ends with a segment, with the special tokens before it; and then the whole text,
+    /// unless that ends with a segment, too.
+    prefixes: Vec<u64>,
     /// Number of tokenized segments.
     tokenized: usize,
     tokens: SegmentedTokens,
@@ -28,8 +29,6 @@ struct TextSegment {
     /// Where it ends, in bytes.
     end: usize,
     hash: u64,
-    /// Identifies the text up to this end, with the special tokens before it.
-    prefix: u64,
 }
 
 impl<'a> SegmentedText<'a> {
@@ -49,22 +48,26 @@ impl<'a> SegmentedText<'a> {
         }
         let mut start = 0;
         let ends = cache.ends(tokenizer, &text).into_iter();
+        let mut prefixes = Vec::with_capacity(ends.len() + 1);
         let segments: Vec<TextSegment> = ends
             .map(|end| {
                 let hash = cache.hash(&text[start..end]);
                 prefix = cache.next_prefix(prefix, hash);
+                prefixes.push(prefix);
                 start = end;
-                TextSegment { end, hash, prefix }
+                TextSegment { end, hash }
             })
             .collect();
         let rest = &text[start..];
-        let whole = (!rest.is_empty()).then(|| cache.next_prefix(prefix, cache.hash(rest)));
-        SegmentedText { text, segments, whole, tokenized: 0, tokens, special, is_complete: false }
+        if !rest.is_empty() {
+            prefixes.push(cache.next_prefix(prefix, cache.hash(rest)));
+        }
+        SegmentedText { text, segments, prefixes, tokenized: 0, tokens, special, is_complete: false }
     }
 
     /// What identifies each beginning of the text that ends with a segment, and then the whole text.
-    pub(crate) fn prefixes(&self) -> impl Iterator<Item = u64> {
-        self.segments.iter().map(|segment| segment.prefix).chain(self.whole)
+    pub(crate) fn prefixes(&self) -> &[u64] {
+        &self.prefixes
     }
 
     /// Tokenizes the text until `segments` of it are tokenized, and the rest behind the last one, too, if that is all.
@@ -76,7 +79,8 @@ impl<'a> SegmentedText<'a> {
     ) -> Result<(), PromptError> {
         while self.tokenized < segments.min(self.segments.len()) {
             let (text, segment) = self.segment(self.tokenized);
-            let (ids, prefix) = (cache.segment(tokenizer, text, segment.hash)?, Some(segment.prefix));
+            let ids = cache.segment(tokenizer, text, segment.hash)?;
+            let prefix = Some(self.prefixes[self.tokenized]);
             self.tokens.push(TokenSegment { ids, prefix });
             self.tokenized += 1;
         }
@@ -123,14 +127,15 @@ impl<'a> SegmentedText<'a> {
         // The special tokens at the beginning are no segment of the text.
         lengths.drain(..lengths.len().saturating_sub(self.tokenized));
         if self.is_complete {
-            lengths.extend(self.whole.map(|_| self.tokens.len()));
+            lengths.resize(self.prefixes.len(), self.tokens.len());
             return Ok(lengths);
         }
         let sample = self.sample(tokenizer, cache)?;
         let mut tokens = self.tokens.len() as f64;
         let mut start = self.tokenized_bytes();
         let ends = self.segments[self.tokenized..].iter().map(|segment| segment.end);
-        for end in ends.chain(self.whole.map(|_| self.text.len())) {
+        let whole = (self.prefixes.len() > self.segments.len()).then_some(self.text.len());
+        for end in ends.chain(whole) {
             tokens += (end - start) as f64 * sample;
             start = end;
             lengths.push(tokens as usize);
