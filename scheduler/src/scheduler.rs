@@ -176,6 +176,7 @@ impl Scheduler {
             }
         }
         self.cluster = cluster;
+        self.loads.clear();
         self.next_poll_at = Some(now);
     }
 
@@ -224,7 +225,11 @@ impl Scheduler {
             max_store_fetch_tokens: stored,
             submission,
         };
-        self.refresh_loads(now);
+        // Ranks depend on learned service times only, which do not change at once.
+        if queued.submission.request.is_background() || self.loads.len() != self.engines.len() {
+            self.refresh_loads(now);
+        }
+        self.now = now;
         self.background.submitted(now, &queued.submission.request, (&self.cluster, &self.loads));
         queued.rank = self.rank(&queued);
         self.enqueue(queued);

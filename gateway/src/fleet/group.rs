@@ -24,7 +24,7 @@ pub(crate) struct EngineGroup {
     /// Whether any of the engines publishes KV events.
     pub(crate) publishes: bool,
     /// Whether any of them reuses a prompt only where a request ended or branched off.
-    has_checkpoints: bool,
+    pub(crate) has_checkpoints: bool,
     /// Largest number of tokens of a sequence; `None` if the engines differ or do not report it.
     pub(crate) context_length: Option<u32>,
 }
@@ -92,14 +92,6 @@ impl EngineGroup {
             }
         }
         groups
-    }
-
-    /// Whether an engine that lacks a block of a prompt can reuse nothing behind it, and that is all that its caches hold.
-    pub(crate) fn caches_prefixes_of_blocks(&self) -> bool {
-        let is_plain = |engine: &EngineGroupMember| {
-            engine.groups.of_hybrid().is_empty() && engine.chunk_rule.known().is_none()
-        };
-        !self.has_checkpoints && self.engines.iter().all(is_plain)
     }
 
     /// How the engines' LMCaches hash chunks: rules that differ. An adapter's chunks are not distinguished from those of other models, so

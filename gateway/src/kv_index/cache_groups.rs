@@ -6,6 +6,8 @@ use arc_swap::ArcSwap;
 use mooncake_wire::events::{AttentionKind, BlockStored};
 use moongate_scheduler::index::{CacheGroup, GroupReuse};
 
+use super::special_caches::SpecialCaches;
+
 /// The group of checkpoints: the last block of each reusable prefix. Engines that have it name no groups in their events.
 pub(super) const CHECKPOINTS: u32 = 1;
 
@@ -18,6 +20,7 @@ pub(crate) struct EngineCacheGroups {
     groups: ArcSwap<Vec<NumberedCacheGroup>>,
     /// Whether there is one of an unknown kind.
     has_unknown: AtomicBool,
+    special: SpecialCaches,
 }
 
 /// A group with its number in the engine's events.
@@ -28,6 +31,10 @@ pub(crate) struct NumberedCacheGroup {
 }
 
 impl EngineCacheGroups {
+    pub(super) fn new(special: SpecialCaches) -> Self {
+        Self { special, ..Self::default() }
+    }
+
     /// Learns the group of stored blocks. Returns its number, or `None` if blocks of this group say nothing about
     /// reusable prefixes.
     pub(crate) fn learn(&self, stored: &BlockStored<'_>) -> Option<u32> {
@@ -97,6 +104,9 @@ impl EngineCacheGroups {
     }
 
     fn insert(&self, learned: NumberedCacheGroup) {
+        if learned.number != 0 || learned.group.reuse != GroupReuse::Prefix {
+            self.special.found();
+        }
         let groups = self.groups.load();
         match groups.binary_search_by_key(&learned.number, |known| known.number) {
             // Events about the filled part of a block have a smaller size.

@@ -12,6 +12,7 @@ use moongate_scheduler::index::BlockHashNamespace;
 use parking_lot::Mutex;
 
 use super::block_keyspace::{BlockExtraKeys, BlockKeyspace};
+use super::special_caches::SpecialCaches;
 
 /// First chunks of prompts after which a rule that has not been found counts as unknown.
 const MAX_TRIALS: u32 = 16;
@@ -50,7 +51,10 @@ pub(crate) enum ChunkRuleStatus {
 
 /// The rule of one engine's chunks, learned from its events.
 #[derive(Debug, Default)]
-pub(crate) struct EngineChunkRule(Mutex<Learning>);
+pub(crate) struct EngineChunkRule {
+    learning: Mutex<Learning>,
+    special: SpecialCaches,
+}
 
 #[derive(Debug, Default)]
 struct Learning {
@@ -107,8 +111,12 @@ impl ChunkHashRule {
 }
 
 impl EngineChunkRule {
+    pub(super) fn new(special: SpecialCaches) -> Self {
+        Self { special, ..Self::default() }
+    }
+
     pub(crate) fn status(&self) -> ChunkRuleStatus {
-        self.0.lock().status
+        self.learning.lock().status
     }
 
     pub(crate) fn known(&self) -> Option<ChunkHashRule> {
@@ -125,7 +133,7 @@ impl EngineChunkRule {
 
     /// Resets everything, when the engine has restarted.
     pub(crate) fn clear(&self) {
-        *self.0.lock() = Learning::default();
+        *self.learning.lock() = Learning::default();
     }
 
     /// Reads an event, and learns from it if it is about a chunk.
@@ -133,12 +141,13 @@ impl EngineChunkRule {
         if !is_chunk(keyspace, stored) {
             return ReadChunk { is_chunk: false, status: None };
         }
-        let mut learning = self.0.lock();
+        let mut learning = self.learning.lock();
         let status = learning.next_status(keyspace, stored);
         if learning.are_own_blocks {
             learning.status = ChunkRuleStatus::NoChunks;
             return ReadChunk { is_chunk: false, status: None };
         }
+        self.special.found();
         let changed = status != learning.status;
         learning.status = status;
         ReadChunk { is_chunk: true, status: changed.then_some(status) }

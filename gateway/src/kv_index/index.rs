@@ -13,6 +13,7 @@ use super::hash_rule::EngineHashRule;
 use super::hit_history::HitHistory;
 use super::rehashed_blocks::RehashedBlocks;
 use super::seen_adapters::SeenAdapters;
+use super::special_caches::SpecialCaches;
 use super::spin_rw_lock::SpinRwLock;
 
 /// Blocks read per lock acquisition, as in a step of a lookup: two microseconds.
@@ -31,12 +32,17 @@ const SWEEP_PAUSE: Duration = Duration::from_millis(1);
 pub(crate) struct KvIndex {
     blocks: SpinRwLock<KvBlockIndex>,
     sweep: Notify,
+    special: SpecialCaches,
 }
 
 impl KvIndex {
     /// An index of at most `max_blocks` blocks.
     pub(crate) fn new(max_pages: usize) -> Arc<Self> {
-        Arc::new(Self { blocks: SpinRwLock::new(KvBlockIndex::new(max_pages)), sweep: Notify::new() })
+        Arc::new(Self {
+            blocks: SpinRwLock::new(KvBlockIndex::new(max_pages)),
+            sweep: Notify::new(),
+            special: SpecialCaches::default(),
+        })
     }
 
     /// Finds how many blocks of a prompt each engine has.
@@ -63,6 +69,11 @@ impl KvIndex {
             }
         }
         prefix
+    }
+
+    /// Whether any engine has reported cache groups of a hybrid model, or chunks of LMCache.
+    pub(crate) fn has_special_caches(&self) -> bool {
+        self.special.exist()
     }
 
     /// Whether any engine or the store has a block, or had it until recently.
@@ -123,13 +134,14 @@ pub(crate) struct EngineSlotGuard {
 impl EngineSlotGuard {
     pub(crate) fn new(index: Arc<KvIndex>) -> Self {
         let slot = index.update(KvBlockIndex::add_engine);
+        let special = index.special.clone();
         Self {
             index,
             slot,
-            groups: Arc::default(),
+            groups: Arc::new(EngineCacheGroups::new(special.clone())),
             hash_rule: Arc::default(),
             rehashed: RehashedBlocks::default(),
-            chunk_rule: Arc::default(),
+            chunk_rule: Arc::new(EngineChunkRule::new(special)),
             hit_history: Arc::default(),
             adapters: SeenAdapters::default(),
         }

@@ -10,6 +10,7 @@ mod prompt_checkpoints;
 mod rank_slots;
 mod rehashed_blocks;
 mod seen_adapters;
+mod special_caches;
 mod spin_rw_lock;
 #[cfg(test)]
 mod spin_rw_lock_tests;

@@ -31,8 +31,9 @@ pub(super) struct PredictionQuery {
     /// For the images and other media of a chat; `None` if it has none.
     pub(super) media: Option<MediaLookup>,
     pub(super) prefixes: Arc<HashedPrefixes>,
-    /// Texts are tokenized as far as it may have their blocks; `None`: completely.
-    pub(super) cached_by: Option<Arc<KvIndex>>,
+    pub(super) index: Arc<KvIndex>,
+    /// How much of a text is tokenized, if that is all the same to the engines.
+    pub(super) extent: PromptExtent,
     pub(super) seen: Arc<SeenTexts>,
 }
 
@@ -104,7 +105,11 @@ impl PredictionQuery {
                     let hash_use = HashUse { keyspace: &group.keyspace, names_objects };
                     tokens.blocks(&self.prefixes, hash_use, scheme, extras.is_empty())
                 };
-                HashedPrompt::new(tokens, group, &schemes, limit, blocks)
+                let mut prompt = HashedPrompt::new(tokens, group, &schemes, limit, blocks);
+                if self.index.has_special_caches() {
+                    prompt.chunks = chunks(tokens, group);
+                }
+                prompt
             };
             let prompts = engine_tokens.1.iter_mut().map(|tokens| self.hash_as_needed(tokens, hash));
             hashed.push(HashedGroup { group: group.clone(), prompts: prompts.collect::<Result<_, _>>()? });
@@ -133,11 +138,11 @@ impl PredictionQuery {
     /// How much of a text is tokenized. Only of engines whose hits are prefixes of full blocks in the index is it known that they have no
     /// more of a prompt once they lack a block.
     fn extent(&self, extras: &BlockExtraKeys<'_>) -> PromptExtent {
-        let may_stop = self.cached_by.is_some()
-            && extras.is_empty()
+        let may_stop = extras.is_empty()
             && self.limits == ReuseLimits::default()
-            && self.groups.iter().all(|(group, _)| group.caches_prefixes_of_blocks());
-        if may_stop { PromptExtent::AsNeeded } else { PromptExtent::Complete }
+            && !self.index.has_special_caches()
+            && self.groups.iter().all(|(group, _)| !group.has_checkpoints);
+        if may_stop { self.extent } else { PromptExtent::Complete }
     }
 
     /// Hashes a prompt, of a text as much as an engine may have, and what an earlier prompt had in common with it.
@@ -154,8 +159,8 @@ impl PredictionQuery {
         let mut step = 1;
         loop {
             let hashed = hash(tokens);
-            match (&mut *tokens, &self.cached_by) {
-                (PromptTokens::Text(text), Some(index)) if !text.is_complete() && hashed.is_known(index) => {
+            match tokens {
+                PromptTokens::Text(text) if !text.is_complete() && hashed.is_known(&self.index) => {
                     tokenize_to(text, text.tokenized_segments() + step)?;
                     step *= 2;
                 }
@@ -207,7 +212,7 @@ impl HashedPrompt {
             engine_blocks: name(false, schemes.events.clone()),
             store_blocks: schemes.store.clone().map(|scheme| name(true, scheme)),
             reusable_tokens,
-            chunks: chunks(tokens, group),
+            chunks: Vec::new(),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use moongate_discovery::{EngineBlockHashing, EngineRole, PrefixCheckpoints};
-use moongate_scheduler::index::{EngineSlot, IndexLookup};
+use moongate_scheduler::index::{EngineHits, EngineSlot, IndexLookup};
 use moongate_scheduler::{CacheHitPrediction, InstanceIndex, TextPrefix, TierHits};
 use moongate_tokenize::PromptError;
 
@@ -158,8 +158,8 @@ impl CacheHitPredictor {
         let limits = ReuseLimits::read(api, fields, body);
         let media = self.media_lookup(fleet, prompt);
         let prefixes = self.resources.prefixes.clone();
-        let may_stop =
-            length == PromptLength::Estimated && !self.resources.needs_all_blocks && self.store.is_none();
+        let needs_all =
+            length == PromptLength::Exact || self.resources.needs_all_blocks || self.store.is_some();
         let query = PredictionQuery {
             api,
             body: body.clone(),
@@ -167,7 +167,8 @@ impl CacheHitPredictor {
             limits,
             media,
             prefixes,
-            cached_by: may_stop.then(|| self.index.clone()),
+            index: self.index.clone(),
+            extent: if needs_all { PromptExtent::Complete } else { PromptExtent::AsNeeded },
             seen: self.resources.seen.clone(),
         };
         let hashed = self.read(body, move || query.hash()).await?;
@@ -267,8 +268,13 @@ impl CacheHitPredictor {
         let reusable_tokens = u32::try_from(*reusable_tokens).unwrap_or(u32::MAX);
         let mut hybrid =
             HybridHits::new(&self.index, &group.keyspace, &engine_blocks.blocks, reusable_tokens);
+        // Most engines of a large fleet have nothing of a prompt.
+        let skips_others = position == 0 && store_blocks.is_none() && !self.index.has_special_caches();
         for engine in &group.engines {
             let mut blocks = lookups.engines.engine(engine.slot);
+            if skips_others && blocks == EngineHits::default() {
+                continue;
+            }
             let full_blocks = blocks.local;
             let cache_groups = engine.groups.of_hybrid();
             if !cache_groups.is_empty() {
@@ -442,14 +448,16 @@ impl PromptPrediction {
 
     /// The prompt's objects in the store of the engine that computes it; `None` without a store.
     pub(crate) fn stored_prompt(&self, engine: EngineSlot) -> Option<Box<dyn StoredPrompt>> {
-        let EngineHitsInGroup { group, .. } = self.by_slot.get(engine.as_usize())?;
-        let stored = self.stored.get(*group)?.clone()?;
+        let EngineHitsInGroup { group, .. } = self.by_slot.get(engine.as_usize()).copied().unwrap_or_default();
+        let stored = self.stored.get(group)?.clone()?;
         Some(Box::new(stored))
     }
 
     /// The hits in the order of a fleet's cluster.
     pub(crate) fn for_fleet(&self, fleet: &FleetSnapshot) -> CacheHitPrediction {
-        let of_members = || fleet.members.iter().map(|member| self.of(member));
+        // Short, if no engine has anything.
+        let members = if self.by_slot.is_empty() { &[][..] } else { &fleet.members };
+        let of_members = || members.iter().map(|member| self.of(member));
         let distance = StoreDistance::new(&self.block_sites, fleet).map(|mut distance| {
             InstanceIndex::all()
                 .zip(of_members())

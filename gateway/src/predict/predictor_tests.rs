@@ -23,7 +23,7 @@ use super::models::ModelTokenizers;
 use super::prediction_query::PredictionQuery;
 use super::predictor::{CacheHitPredictor, PromptLength, PromptPrediction, PromptResources};
 use super::prompt_threads::PromptThreads;
-use super::prompt_tokens::{PredictionError, RequestPrompt, TokenizerChoice};
+use super::prompt_tokens::{PredictionError, PromptExtent, RequestPrompt, TokenizerChoice};
 use super::reuse_limit::ReuseLimits;
 use super::seen_texts::SeenTexts;
 use super::tokenize::EngineTokenizer;
@@ -145,7 +145,8 @@ impl OneEngine {
             limits: ReuseLimits::default(),
             media: None,
             prefixes: Arc::new(HashedPrefixes::new(0)),
-            cached_by: None,
+            index: self.index.clone(),
+            extent: PromptExtent::Complete,
             seen: Arc::new(SeenTexts::new()),
         };
         let slot = groups[0].engines[0].slot;

@@ -16,7 +16,7 @@ use super::transfer_members::{is_transfer_member, is_user_data};
 const MAX_DEPTH: u32 = 100;
 
 /// Bytes of a string that are checked at once.
-const PLAIN_CHUNK: usize = 32;
+const PLAIN_CHUNK: usize = 16;
 
 /// Most digits of an integer that always fits 64 bits; serde_json rounds longer ones in its own way.
 const MAX_INTEGER_DIGITS: usize = 19;
