@@ -48,11 +48,11 @@ pub(crate) async fn run(options: BenchPredictArgs) -> anyhow::Result<()> {
         testbed.extend_to_length(&mut chat).await?;
         // Other words of the same length, so that nothing of it is cached.
         let mut chat = chat.regenerated(number + 1_000_000);
-        first.push(testbed.predict(&chat.body()).await?);
+        first.push(testbed.predict_as_routed(&chat.body()).await?);
         testbed.compute_and_wait_for_index(&chat.body()).await?;
         chat.add_message("assistant", 150);
         chat.add_message("user", 50);
-        next.push(testbed.predict(&chat.body()).await?);
+        next.push(testbed.predict_as_routed(&chat.body()).await?);
         let last = &next[next.len() - 1];
         ensure!(
             last.cached * 100 >= last.tokens * 99,
@@ -181,8 +181,16 @@ impl PredictionTestbed {
     }
 
     async fn predict(&self, body: &Value) -> anyhow::Result<PredictionSample> {
+        self.predict_at("/debug/predict/v1/chat/completions", body).await
+    }
+
+    async fn predict_as_routed(&self, body: &Value) -> anyhow::Result<PredictionSample> {
+        self.predict_at("/debug/predict/v1/chat/completions?length=estimated", body).await
+    }
+
+    async fn predict_at(&self, path: &str, body: &Value) -> anyhow::Result<PredictionSample> {
         let body = body.to_string();
-        let response = self.admin("/debug/predict/v1/chat/completions", &body).await?;
+        let response = self.admin(path, &body).await?;
         let number = |value: &Value| value.as_u64().and_then(|number| usize::try_from(number).ok());
         let (Some(tokens), Some(ms)) = (number(&response["input_tokens"]), response["took_ms"].as_f64())
         else {

@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::handler::{GatewayContext, predict_hits, read};
 use super::router;
-use crate::error::ErrorFormat;
+use crate::error::{ApiError, ApiErrorCode, ErrorFormat};
 use crate::predict::{PredictionError, PromptLength, PromptPrediction, RequestPrompt};
 use crate::request_body::InferenceApi;
 
@@ -44,18 +44,34 @@ pub(super) fn routes() -> Router<Arc<GatewayContext>> {
 }
 
 async fn predict(gateway: &GatewayContext, api: InferenceApi, request: Request) -> Response<Body> {
+    let length = match prompt_length(request.uri().query()) {
+        Ok(length) => length,
+        Err(error) => return error.response(ErrorFormat::OpenAi),
+    };
     let routed = match read(gateway, api, HeaderValue::from_static(""), request).await {
         Ok(routed) => routed,
         Err(error) => return error.response(ErrorFormat::OpenAi),
     };
     let start = Instant::now();
-    let prediction = predict_hits(gateway, &routed, PromptLength::Exact).await;
+    let prediction = predict_hits(gateway, &routed, length).await;
     let duration = start.elapsed();
     let response = match prediction {
         Ok(predicted) => describe(gateway, &predicted, duration),
         Err(error) => error_json(&error),
     };
     router::json(StatusCode::OK, &response)
+}
+
+/// `length=estimated` predicts as for a request that is routed; otherwise the length is exact.
+fn prompt_length(query: Option<&str>) -> Result<PromptLength, ApiError> {
+    match query {
+        None | Some("" | "length=exact") => Ok(PromptLength::Exact),
+        Some("length=estimated") => Ok(PromptLength::Estimated),
+        Some(query) => Err(ApiError::new(
+            ApiErrorCode::InvalidRequest,
+            format!("unknown query `{query}`; use `length=exact`, the default, or `length=estimated`"),
+        )),
+    }
 }
 
 async fn tokens(gateway: &GatewayContext, api: InferenceApi, request: Request) -> Response<Body> {

@@ -448,7 +448,8 @@ impl PromptPrediction {
 
     /// The prompt's objects in the store of the engine that computes it; `None` without a store.
     pub(crate) fn stored_prompt(&self, engine: EngineSlot) -> Option<Box<dyn StoredPrompt>> {
-        let EngineHitsInGroup { group, .. } = self.by_slot.get(engine.as_usize()).copied().unwrap_or_default();
+        let EngineHitsInGroup { group, .. } =
+            self.by_slot.get(engine.as_usize()).copied().unwrap_or_default();
         let stored = self.stored.get(group)?.clone()?;
         Some(Box::new(stored))
     }
