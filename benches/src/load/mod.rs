@@ -56,6 +56,10 @@ pub(crate) struct BenchLoadArgs {
     #[arg(long, value_name = "BYTES", default_value_t = 200)]
     body_bytes: usize,
 
+    /// Part of each prompt, at its end, that is in no other.
+    #[arg(long, value_name = "PERCENT", default_value_t = 25, value_parser = clap::value_parser!(u8).range(..=100))]
+    unique_percent: u8,
+
     /// Warm-up before measuring starts; closed-loop connections start evenly over its first half.
     #[arg(long, value_name = "SECONDS", default_value_t = 0.5)]
     warmup: f64,
@@ -93,7 +97,7 @@ pub(crate) async fn run(options: BenchLoadArgs) -> anyhow::Result<()> {
     let (warmup, duration) = (seconds(options.warmup, "warmup")?, seconds(options.duration, "duration")?);
     ensure!(!duration.is_zero(), "--duration is 0: nothing would be measured");
     let tail = prompts::tail(options.max_tokens, options.stream, options.itl_ms);
-    let prompts = PromptGenerator::new(options.body_bytes, &tail)?;
+    let prompts = PromptGenerator::new(options.body_bytes, options.unique_percent.into(), &tail)?;
     let predicted = options.admin.map(|admin| PredictedEngines { admin, prefills: options.prefill.clone() });
     if let Some(engines) = &predicted {
         engines.compute_prefixes(&prompts).await.context("computing the prompts' prefixes")?;

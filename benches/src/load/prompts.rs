@@ -1,4 +1,4 @@
-//! Request bodies: prompts that share three quarters with others, like chats with a common history.
+//! Request bodies: prompts whose beginnings are shared with others, like chats with a common history.
 
 use anyhow::ensure;
 
@@ -35,14 +35,15 @@ pub(super) struct PromptGenerator {
 }
 
 impl PromptGenerator {
-    pub(super) fn new(body_bytes: usize, tail: &str) -> anyhow::Result<Self> {
+    /// Bodies of this size, of whose prompts `unique_percent` are in no other.
+    pub(super) fn new(body_bytes: usize, unique_percent: usize, tail: &str) -> anyhow::Result<Self> {
         let least = BODY_PREFIX.len() + tail.len() + 2 * SERIAL_DIGITS;
         ensure!(
             (least..=POOL_BYTES).contains(&body_bytes),
             "--body-bytes {body_bytes}: bodies of this kind have {least} to {POOL_BYTES} bytes"
         );
         let prompt = body_bytes - BODY_PREFIX.len() - tail.len();
-        let unique = (prompt / 4).max(SERIAL_DIGITS);
+        let unique = (prompt * unique_percent / 100).clamp(SERIAL_DIGITS, prompt);
         let head = format!(
             "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n\
              accept: */*\r\nuser-agent: gateway-bench\r\ncontent-length: {body_bytes}\r\n\r\n"
@@ -108,7 +109,7 @@ mod tests {
     fn bodies_are_json_of_the_requested_size() {
         let tail = tail(64, true, Some(10));
         for size in [200, 1000, 32 << 10] {
-            let prompts = PromptGenerator::new(size, &tail).unwrap();
+            let prompts = PromptGenerator::new(size, 25, &tail).unwrap();
             let mut rng = fastrand::Rng::with_seed(7);
             let (mut request, mut last) = (Vec::new(), Vec::new());
             for _ in 0..100 {
@@ -121,6 +122,6 @@ mod tests {
                 last.clone_from(&request);
             }
         }
-        assert!(PromptGenerator::new(60, &tail).is_err());
+        assert!(PromptGenerator::new(60, 25, &tail).is_err());
     }
 }
