@@ -19,6 +19,9 @@ use moongate_scheduler::{
     Scheduler, SchedulerEvent, SchedulerOptions, TierHits,
 };
 
+/// About how long an engine takes for a prompt.
+const PROMPT_SECONDS: f64 = 3.2;
+
 fn cluster(prefills: usize, decodes: usize) -> Arc<SchedulableFleet> {
     let engine = |role, number| SchedulableInstance {
         name: format!("{role:?}-{number}").into(),
@@ -75,6 +78,7 @@ struct SchedulerBench {
     scheduler: Scheduler,
     random: fastrand::Rng,
     engines: usize,
+    prefills: usize,
     attempts: u64,
     now: f64,
     events: Vec<SchedulerEvent>,
@@ -86,7 +90,8 @@ impl SchedulerBench {
         let mut scheduler = Scheduler::new(policy.build(&settings), settings);
         scheduler.set_cluster(0.0, cluster(prefills, decodes));
         let random = fastrand::Rng::with_seed(1);
-        Self { scheduler, random, engines: prefills + decodes, attempts: 0, now: 0.0, events: Vec::new() }
+        let engines = prefills + decodes;
+        Self { scheduler, random, engines, prefills, attempts: 0, now: 0.0, events: Vec::new() }
     }
 
     fn submit(&mut self) -> AttemptId {
@@ -138,8 +143,8 @@ impl SchedulerBench {
 
     /// Frees one engine; returns the seconds until a queued request was chosen for it.
     fn release(&mut self, running: &mut Vec<AttemptId>) -> f64 {
-        // 32 engines, three seconds per prompt.
-        self.now += 0.1;
+        // As often as the engines compute prompts.
+        self.now += PROMPT_SECONDS / self.prefills as f64;
         let done = running.swap_remove(self.random.usize(..running.len()));
         self.scheduler.ended(self.now, done);
         let seconds = self.poll();
@@ -165,6 +170,8 @@ fn decide(criterion: &mut Criterion) {
             bencher.iter(|| bench.decide());
         });
     }
+    let mut bench = SchedulerBench::new(PolicyName::Predictive, 750, 250);
+    percentiles("decide, 1,000 engines, predictive", 5_000, || bench.decide());
 }
 
 fn release(criterion: &mut Criterion) {
@@ -173,6 +180,12 @@ fn release(criterion: &mut Criterion) {
     percentiles("release, 256 held x 32 prefills", 20_000, || {
         bench.fill(256, &mut running);
         bench.release(&mut running)
+    });
+    let mut large = SchedulerBench::new(PolicyName::Predictive, 750, 250);
+    let mut running_in_large = Vec::new();
+    percentiles("release, 1,000 held x 750 prefills", 2_000, || {
+        large.fill(1_000, &mut running_in_large);
+        large.release(&mut running_in_large)
     });
     bench.fill(256, &mut running);
     criterion.bench_function("hold/256 held x 32 prefills", |bencher| {

@@ -38,6 +38,10 @@ const MAX_CONGESTION: f64 = 10.0;
 /// for requests that wait for decodes.
 const MAX_PLANNED_PER_ENGINE: usize = 2;
 
+/// In a fleet of at least twice as many engines, about this many of those that have nothing of a prompt are priced, evenly spread, and the
+/// idlest one: among so many, one is about as good as the best.
+const PRICED_ENGINES: usize = 64;
+
 /// Assumed upper limit of an engine's slowdown against the fastest one, when checking whether a request certainly meets
 /// its target.
 const MAX_SLOWDOWN: f64 = 2.0;
@@ -205,7 +209,8 @@ impl PredictivePolicy {
     }
 
     /// The cheapest pair. Prices the most promising engines first, so that most others need not be priced: no engine
-    /// costs less than its backlog plus the computation of what it cannot have cached.
+    /// costs less than its backlog plus the computation of what it cannot have cached. Of a large fleet, engines without any of the
+    /// prompt's blocks are sampled.
     fn cheapest(
         &mut self,
         input: &PolicyInput<'_>,
@@ -232,11 +237,15 @@ impl PredictivePolicy {
         if home != idlest {
             lowest = offer(self, home);
         }
-        for &entry in entries {
-            if entry == idlest || entry == home {
+        let stride = (entries.len() / PRICED_ENGINES).max(1);
+        let first = usize::try_from(input.entropy % stride as u64).unwrap_or(0);
+        for (position, &entry) in entries.iter().enumerate() {
+            let hits = input.prediction.hits(entry);
+            let is_sampled = position % stride == first || hits.l1_tokens > 0 || hits.l2_tokens > 0;
+            if entry == idlest || entry == home || !is_sampled {
                 continue;
             }
-            let computation = self.plan.min_service(tokens, input.prediction.hits(entry));
+            let computation = self.plan.min_service(tokens, hits);
             if self.backlog(input, entry) + second * computation - self.shareable(input, entry) <= lowest {
                 lowest = offer(self, entry);
             }
