@@ -113,6 +113,8 @@ impl EngineLoadTracker {
         }
     }
 
+    // Inlined, so that it is built where it is stored: all engines are refreshed for each decision.
+    #[inline]
     pub(crate) fn load(&self, now: Seconds, models: &EngineModels) -> InstanceLoad {
         let EngineModels { prefill: learned, decode } = models;
         let idle = self.idle(now).unwrap_or_default();
