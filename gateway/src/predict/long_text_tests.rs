@@ -1,6 +1,7 @@
 //! Predictions of long texts, of which only a beginning is tokenized.
 
 use moongate_discovery::EngineKind;
+use moongate_scheduler::TextPrefix;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -70,15 +71,8 @@ async fn new_texts_are_tokenized_when_they_are_sent_again() {
     let common = second.pages.iter().zip(&*third.pages).take_while(|(second, third)| second == third).count();
     let len = text_tokens(&world, EngineKind::Vllm, &begin).len() / 16;
     assert!((len * 9 / 10..=len).contains(&common), "{common} of {len}");
-    let equal = |one: &[_], other: &[_]| {
-        one.iter()
-            .zip(other)
-            .take_while(
-                |(one, other): &(&moongate_scheduler::TextPrefix, &moongate_scheduler::TextPrefix)| {
-                    one.key == other.key
-                },
-            )
-            .count()
+    let equal = |one: &[TextPrefix], other: &[TextPrefix]| {
+        one.iter().zip(other).take_while(|(one, other)| one.key == other.key).count()
     };
     assert!(equal(&first.text_prefixes, &second.text_prefixes) >= 24);
     assert_eq!(

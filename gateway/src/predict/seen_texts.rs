@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Number of remembered beginnings: 256 MiB of text in segments of 4 KiB. A power of two.
+/// Number of beginnings that are kept: 256 MiB of text in segments of 4 KiB. A power of two.
 const SLOTS: usize = 1 << 16;
 
 /// Beginnings of prompts' texts, by their keys. Each is kept until another one takes its place.
