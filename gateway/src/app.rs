@@ -11,7 +11,7 @@ use moongate_runtime::{
     BindError, ClientTls, ConnectionRejection, DescriptorShares, FileChangeWatcher, ListenerHandle,
     ListenerSocket, Supervisor, TlsConfigError, open_file_limit,
 };
-use moongate_scheduler::{PolicyName, Scheduler};
+use moongate_scheduler::Scheduler;
 use moongate_telemetry::Tracer;
 use tokio_util::sync::CancellationToken;
 
@@ -293,7 +293,7 @@ pub async fn start(
                 prefixes: Arc::new(HashedPrefixes::new(memory.hashes)),
                 threads: PromptThreads::start(prompt_threads, options.prompt_timeout, supervisor)?,
                 memory: prompt_memory.clone(),
-                needs_all_blocks: options.policy == PolicyName::CacheAware,
+                needs_all_blocks: options.policy.needs_all_blocks(),
                 seen: Arc::new(SeenTexts::new()),
             },
         ),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::body::ChatBody;
 use crate::error::PromptError;
 use crate::model::PromptTokenizer;
-use crate::prompt::{SegmentedTokens, TokenizedPrompt};
+use crate::prompt::SegmentedTokens;
 use crate::segmented_text::SegmentedText;
 use crate::template::TemplateTime;
 
@@ -86,14 +86,6 @@ impl PromptText {
     #[must_use]
     pub fn tokens(&self) -> &SegmentedTokens {
         self.text.tokens()
-    }
-
-    /// The complete prompt.
-    ///
-    /// # Errors
-    /// [`PromptError::Tokenizer`] if the text cannot be tokenized.
-    pub fn into_prompt(self) -> Result<TokenizedPrompt, PromptError> {
-        self.text.into_prompt(self.model.tokenizer(), self.model.segments())
     }
 }
 

@@ -215,6 +215,12 @@ impl PolicyName {
         }
     }
 
+    /// Whether it keeps state about each block of a prompt, and not only of those that engines may have.
+    #[must_use]
+    pub fn needs_all_blocks(self) -> bool {
+        self == PolicyName::CacheAware
+    }
+
     /// Creates a policy with these settings.
     #[must_use]
     pub fn build(self, settings: &SchedulerOptions) -> Box<dyn Policy> {

@@ -239,15 +239,24 @@ impl PredictivePolicy {
         }
         let stride = (entries.len() / PRICED_ENGINES).max(1);
         let first = usize::try_from(input.entropy % stride as u64).unwrap_or(0);
-        for (position, &entry) in entries.iter().enumerate() {
+        let is_sampled = |position: usize, entry| {
             let hits = input.prediction.hits(entry);
-            let is_sampled = position % stride == first || hits.l1_tokens > 0 || hits.l2_tokens > 0;
-            if entry == idlest || entry == home || !is_sampled {
-                continue;
+            position % stride == first || hits.l1_tokens > 0 || hits.l2_tokens > 0
+        };
+        for prices_sample in [true, false] {
+            // The others only if none of the sample can be used: few engines may have a decode.
+            if !prices_sample && lowest.is_finite() {
+                break;
             }
-            let computation = self.plan.min_service(tokens, hits);
-            if self.backlog(input, entry) + second * computation - self.shareable(input, entry) <= lowest {
-                lowest = offer(self, entry);
+            for (position, &entry) in entries.iter().enumerate() {
+                if entry == idlest || entry == home || is_sampled(position, entry) != prices_sample {
+                    continue;
+                }
+                let computation = self.plan.min_service(tokens, input.prediction.hits(entry));
+                let least = self.backlog(input, entry) + second * computation - self.shareable(input, entry);
+                if least <= lowest {
+                    lowest = offer(self, entry);
+                }
             }
         }
         for &decode in self.local_prefills(input) {

@@ -203,6 +203,21 @@ fn computes_elsewhere_if_that_finishes_sooner() {
 }
 
 #[test]
+fn the_only_engine_with_a_decode_is_found_in_a_large_fleet() {
+    for with_decode in 150..158 {
+        let mut instances = fleet(300, PrefetchBehavior::WaitComplete).instances().to_vec();
+        for (number, instance) in instances.iter_mut().enumerate() {
+            let is_apart = instance.role == InstanceRole::Prefill && number != with_decode;
+            instance.domain = PairingDomain(u32::from(is_apart));
+        }
+        let mut sim = test_scheduler(300);
+        sim.scheduler.set_cluster(0.0, Arc::new(SchedulableFleet::new(instances)));
+        let only = sim.submit(0.0, 1_000, &[]);
+        assert_eq!(sim.sent(0.0), [(only, with_decode)]);
+    }
+}
+
+#[test]
 fn duplicate_price_prevents_cheap_copies() {
     let mut sim = test_scheduler(2);
     let first = sim.submit(0.0, 2_000, &[(0, own(1))]);
