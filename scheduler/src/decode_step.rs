@@ -1,12 +1,9 @@
 //! Model of a decode engine's time per token, and of the length of responses.
 
-use crate::least_squares::{LeastSquaresLearner, MAX_SCALE};
+use crate::least_squares::{DurationTerm, LeastSquaresLearner, adapted_speed};
 use crate::seconds::Seconds;
 
-/// Weight of one observation in an engine's own speed factor.
-const SPEED_GAIN: f64 = 0.05;
-
-/// Initial variance of the coefficients, in multiples of the start value: engines differ much in what a sequence and
+/// Initial variance of the coefficients, in squares of the start value: engines differ much in what a sequence and
 /// its tokens add.
 const INITIAL_VARIANCE: [f64; 3] = [1.0, 10.0, 10.0];
 
@@ -78,8 +75,13 @@ pub(crate) struct DecodeStepLearner {
 impl DecodeStepLearner {
     pub(crate) fn new(prior: &DecodeStepModel) -> Self {
         let prior = [prior.base, prior.per_sequence, prior.per_token];
+        let term = |index: usize| DurationTerm {
+            prior: prior[index],
+            variance: INITIAL_VARIANCE[index],
+            follows_level: true,
+        };
         Self {
-            terms: LeastSquaresLearner::new(prior, INITIAL_VARIANCE),
+            terms: LeastSquaresLearner::new(std::array::from_fn(term)),
             response_tokens: INITIAL_RESPONSE_TOKENS,
         }
     }
@@ -100,9 +102,7 @@ impl DecodeStepLearner {
     pub(crate) fn observe_step(&mut self, batch: DecodeBatch, step: Seconds, speed: f64) -> f64 {
         let sizes = [speed, speed * batch.sequences, speed * batch.tokens];
         match self.terms.observe(sizes, step) {
-            Some(learned) => {
-                (speed * (1.0 + SPEED_GAIN * learned.relative_error)).clamp(1.0 / MAX_SCALE, MAX_SCALE)
-            }
+            Some(learned) => adapted_speed(speed, learned.relative_error),
             None => speed,
         }
     }

@@ -1,6 +1,6 @@
 //! Learns from first tokens how long engines compute, and how long they read from the shared store.
 
-use crate::least_squares::{LeastSquaresLearner, MAX_SCALE};
+use crate::least_squares::{DurationTerm, LeastSquaresLearner, adapted_speed};
 use crate::prefill_time::PrefillTimeModel;
 use crate::seconds::Seconds;
 
@@ -11,11 +11,8 @@ const TERMS: usize = 5;
 const HANDOVER: usize = 3;
 const FETCH: usize = 4;
 
-/// Initial variance of each coefficient, in multiples of the start value. Engines do not report how fast they read.
-const INITIAL_VARIANCE: [f64; TERMS] = [1.0, 1.0, 1.0, 1.0, 100.0];
-
-/// Weight of one observation in an engine's own speed factor.
-const SPEED_GAIN: f64 = 0.05;
+/// Initial variance of each coefficient, in squares of the start value. Engines do not report how fast they read.
+const INITIAL_VARIANCE: [f64; TERMS] = [4.0, 4.0, 4.0, 4.0, 100.0];
 
 /// Weight of one observation in the relative error.
 const ERROR_GAIN: f64 = 0.02;
@@ -46,7 +43,14 @@ pub(crate) struct PrefillTimeLearner {
 impl PrefillTimeLearner {
     pub(crate) fn new(prior: &PrefillTimeModel, handover_per_token: f64) -> Self {
         let prior = [prior.c0, prior.a, prior.b, handover_per_token, 1.0];
-        Self { terms: LeastSquaresLearner::new(prior, INITIAL_VARIANCE), relative_error: 0.0 }
+        // Where computing takes a tenth of the usual time, models are small, and so are their KV caches. How fast a store is read says
+        // nothing about engines.
+        let term = |index: usize| DurationTerm {
+            prior: prior[index],
+            variance: INITIAL_VARIANCE[index],
+            follows_level: index < FETCH,
+        };
+        Self { terms: LeastSquaresLearner::new(std::array::from_fn(term)), relative_error: 0.0 }
     }
 
     /// The time model of an engine with this `speed` factor.
@@ -84,7 +88,7 @@ impl PrefillTimeLearner {
         let Some(learned) = self.terms.observe(sizes, duration) else { return speed };
         self.relative_error += ERROR_GAIN * (learned.relative_error.abs() - self.relative_error);
         let computing = 1.0 - learned.shares[FETCH];
-        (speed * (1.0 + SPEED_GAIN * learned.relative_error * computing)).clamp(1.0 / MAX_SCALE, MAX_SCALE)
+        adapted_speed(speed, learned.relative_error * computing)
     }
 }
 
