@@ -207,7 +207,7 @@ fn replay(text: &mut String, snapshot: &DecisionSnapshot) {
             EngineRoute::Pair { prefill, decode, .. } => format!("{} + {}", name(prefill), name(decode)),
             EngineRoute::Single { worker, .. } => name(worker).to_owned(),
         },
-        Ok(PolicyVerdict::Defer { until }) => format!("queue for {:.3} s", until - snapshot.now),
+        Ok(PolicyVerdict::Defer { until, .. }) => format!("queue for {:.3} s", until - snapshot.now),
         Err(rejection) => format!("reject: {rejection}"),
     };
     let _infallible = writeln!(text, "  replayed with {}: {outcome}", snapshot.policy);

@@ -48,7 +48,9 @@ pub use fleet::{
 };
 pub use network_distance::{StoreSite, StoreSiteIndex, StoreSiteRun, network_distance, tokens_by_site};
 pub use options::{SchedulerOptions, TtftTarget};
-pub use policy::{Policy, PolicyInput, PolicyName, PolicyVerdict, ScheduleRound, UnknownPolicyError};
+pub use policy::{
+    HeldChoice, Policy, PolicyInput, PolicyName, PolicyVerdict, ScheduleRound, UnknownPolicyError,
+};
 pub use prediction::{CacheHitPrediction, StoreMedium, StoreTokenRun, TextPrefix, TierHits};
 pub use prefill_time::PrefillTimeModel;
 pub use prefill_time_distribution::PrefillTimeDistribution;

@@ -20,7 +20,7 @@ use crate::fleet::{InstanceIndex, InstanceLoad, InstanceRole, ReportedLoad, Sche
 use crate::load_tracker::EngineLoadTracker;
 use crate::options::SchedulerOptions;
 use crate::pending_prompts::PendingPrompts;
-use crate::policy::{Policy, PolicyInput, PolicyVerdict, ScheduleRound};
+use crate::policy::{HeldChoice, Policy, PolicyInput, PolicyVerdict, ScheduleRound};
 use crate::prediction::CacheHitPrediction;
 use crate::prefill_time_distribution::PrefillTimeDistribution;
 use crate::request::RequestProfile;
@@ -97,6 +97,8 @@ struct QueuedScheduleRequest {
     /// [`CacheHitPrediction::max_store_fetch_tokens`] of its prediction.
     max_store_fetch_tokens: f64,
     submission: ScheduleRequest,
+    /// Of its last decision.
+    held: Option<HeldChoice>,
 }
 
 impl QueuedScheduleRequest {
@@ -162,6 +164,7 @@ impl Scheduler {
             sent.decode = sent.decode.and_then(moved);
         }
         for queued in &mut self.queued {
+            queued.held = None;
             queued.submission.excluded =
                 queued.submission.excluded.iter().filter_map(|&ix| moved(ix)).collect();
             let hits = std::mem::take(&mut queued.submission.prediction.per_instance);
@@ -224,6 +227,7 @@ impl Scheduler {
             arrived: now - waited.max(0.0),
             max_store_fetch_tokens: stored,
             submission,
+            held: None,
         };
         // Ranks depend on learned service times only, which do not change at once.
         if queued.submission.request.is_background() || self.loads.len() != self.engines.len() {
@@ -259,7 +263,7 @@ impl Scheduler {
         self.apply_tenant_factors();
         let mut queued = std::mem::take(&mut self.queued);
         self.undecided = queued.len();
-        queued.retain(|queued| self.decide(now, entropy, queued, out));
+        queued.retain_mut(|queued| self.decide(now, entropy, queued, out));
         self.queued = queued;
     }
 
@@ -283,6 +287,7 @@ impl Scheduler {
             arrived: queued.arrived,
             sequence: self.decided,
             entropy,
+            held: None,
         }
     }
 
@@ -291,7 +296,7 @@ impl Scheduler {
         &mut self,
         now: Seconds,
         entropy: u64,
-        queued: &QueuedScheduleRequest,
+        queued: &mut QueuedScheduleRequest,
         out: &mut Vec<SchedulerEvent>,
     ) -> bool {
         let attempt = queued.attempt;
@@ -315,6 +320,8 @@ impl Scheduler {
             arrived: queued.arrived,
             sequence: self.decided,
             entropy: mix_entropy(entropy, self.decided),
+            // What the engines will have changes with each request that is sent.
+            held: queued.held.filter(|_| with_pending.is_none() && adapters.is_empty()),
         };
         let verdict = self.policy.decide(&input);
         if let Ok(PolicyVerdict::Send(decision)) = &verdict {
@@ -338,7 +345,8 @@ impl Scheduler {
                 out.push(SchedulerEvent::Send { attempt, decision });
                 false
             }
-            Ok(PolicyVerdict::Defer { until }) => {
+            Ok(PolicyVerdict::Defer { until, held }) => {
+                queued.held = held;
                 if until.is_finite() {
                     self.next_poll_at = Some(self.next_poll_at.map_or(until, |first| first.min(until)));
                 }
@@ -373,6 +381,7 @@ impl Scheduler {
         let mut queued = self.queued.remove(position);
         queued.max_store_fetch_tokens = prediction.max_store_fetch_tokens();
         queued.submission.prediction = prediction;
+        queued.held = None;
         self.refresh_loads(self.now);
         queued.rank = self.rank(&queued);
         self.enqueue(queued);
@@ -382,6 +391,7 @@ impl Scheduler {
     pub fn exclude(&mut self, attempt: AttemptId, excluded: Vec<InstanceIndex>) {
         if let Some(queued) = self.queued.iter_mut().find(|queued| queued.attempt == attempt) {
             queued.submission.excluded = excluded;
+            queued.held = None;
         }
     }
 
@@ -467,5 +477,7 @@ fn mix_entropy(entropy: u64, number: u64) -> u64 {
 
 #[cfg(test)]
 mod adapter_tests;
+#[cfg(test)]
+mod closed_loop_tests;
 #[cfg(test)]
 mod tests;

@@ -49,11 +49,11 @@ pub struct DecisionSnapshot {
 
 impl DecisionSnapshot {
     /// Whether the decision is one of those that are explained with all candidates, and whose inputs are captured: both cost time and memory
-    /// per instance, so that of a large fleet's decisions it is one in (instances / 64).
+    /// per instance, so that of a large fleet's decisions it is one in (instances / 64)², fewer than one in a hundred of a thousand.
     pub(crate) fn is_kept(input: &PolicyInput<'_>) -> bool {
         const ALWAYS_KEPT_INSTANCES: usize = 64;
-        let interval = input.cluster.instances().len().div_ceil(ALWAYS_KEPT_INSTANCES).max(1);
-        input.sequence.is_multiple_of(interval as u64)
+        let ratio = input.cluster.instances().len().div_ceil(ALWAYS_KEPT_INSTANCES).max(1);
+        input.sequence.is_multiple_of((ratio * ratio) as u64)
     }
 
     /// Captures the inputs of `policy` before it decides.
@@ -115,6 +115,7 @@ impl DecisionSnapshot {
             arrived: self.arrived,
             sequence: self.sequence,
             entropy: self.entropy,
+            held: None,
         })
     }
 }
@@ -173,7 +174,7 @@ mod tests {
             let plain = |number| SchedulableInstance { role: InstanceRole::Plain, ..instance(number) };
             scheduler.set_cluster(0.0, Arc::new(SchedulableFleet::new((0..instances).map(plain).collect())));
             let mut events = Vec::new();
-            for number in 0..10 {
+            for number in 0..60 {
                 scheduler.submit(0.0, AttemptId(number), submission(0));
                 scheduler.poll(100.0 * number as f64, 0, &mut events);
             }
@@ -186,7 +187,7 @@ mod tests {
         let (sent, captured, explained) = kept(64);
         assert!(sent > 5 && (captured, explained) == (sent, sent), "{sent} {captured} {explained}");
         let (sent, captured, explained) = kept(320);
-        assert_eq!((captured, explained), (sent.div_ceil(5), sent.div_ceil(5)), "of {sent}");
+        assert_eq!((captured, explained), (sent.div_ceil(25), sent.div_ceil(25)), "of {sent}");
     }
 
     #[test]

@@ -37,7 +37,7 @@ impl Policy for DynamoQueuePolicy {
     fn decide(&mut self, input: &PolicyInput<'_>) -> Result<PolicyVerdict, ScheduleRejection> {
         let open = available_prefills(input)?;
         if open.iter().all(|&ix| load(input, ix).pending_prefill_tokens > BUSY_TOKENS) {
-            return Ok(PolicyVerdict::Defer { until: f64::INFINITY });
+            return Ok(PolicyVerdict::Defer { until: f64::INFINITY, held: None });
         }
         // All engines are candidates once one is free: a busy one may still be the best for this prompt.
         least_cost(input, self.name(), &open, CREDITS)
@@ -57,7 +57,7 @@ mod tests {
         }
         assert_eq!(
             fixture.verdict(&mut DynamoQueuePolicy),
-            Ok(PolicyVerdict::Defer { until: f64::INFINITY })
+            Ok(PolicyVerdict::Defer { until: f64::INFINITY, held: None })
         );
         fixture.loads[1].pending_prefill_tokens = BUSY_TOKENS;
         assert_eq!(fixture.send(&mut DynamoQueuePolicy), 1);

@@ -21,6 +21,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use self::min_cost::min_cost;
+pub use self::predictive::HeldChoice;
 use crate::adapter_loads::AdapterResidencies;
 use crate::decision::{
     CandidateEngine, DecisionExplanation, EngineRoute, LoadReservation, RoutingDecision, ScheduleRejection,
@@ -59,6 +60,8 @@ pub struct PolicyInput<'a> {
     pub sequence: u64,
     /// Random bits for tie-breaks, provided by the caller.
     pub entropy: u64,
+    /// What the policy returned with the last [`PolicyVerdict::Defer`] of this request, if its prediction and the fleet are the same.
+    pub held: Option<HeldChoice>,
 }
 
 impl PolicyInput<'_> {
@@ -100,6 +103,8 @@ pub enum PolicyVerdict {
     Defer {
         /// When to decide again if nothing else happens before; infinite if only an event can change the result.
         until: Seconds,
+        /// Input of the next decision for the request.
+        held: Option<HeldChoice>,
     },
 }
 

@@ -71,6 +71,7 @@ fn decide_predicted(
         arrived: 0.0,
         sequence,
         entropy,
+        held: None,
     });
     match verdict? {
         PolicyVerdict::Send(decision) => Ok(decision),
@@ -273,6 +274,7 @@ fn reservation_excludes_cached_tokens() {
         arrived: 0.0,
         sequence: 0,
         entropy: 0,
+        held: None,
     };
     let verdict = PolicyName::LeastLoad.build(&SchedulerOptions::default()).decide(&input).unwrap();
     let PolicyVerdict::Send(decision) = verdict else { panic!("deferred") };

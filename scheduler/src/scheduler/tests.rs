@@ -32,14 +32,14 @@ fn cluster(names: &[&str]) -> Arc<SchedulableFleet> {
     Arc::new(SchedulableFleet::new(names.iter().map(|name| instance(name, role(name))).collect()))
 }
 
-fn scheduler(policy: PolicyName, names: &[&str]) -> Scheduler {
+pub(super) fn scheduler(policy: PolicyName, names: &[&str]) -> Scheduler {
     let settings = SchedulerOptions::default();
     let mut scheduler = Scheduler::new(policy.build(&settings), settings);
     scheduler.set_cluster(0.0, cluster(names));
     scheduler
 }
 
-fn submission(input_tokens: u32) -> ScheduleRequest {
+pub(super) fn submission(input_tokens: u32) -> ScheduleRequest {
     ScheduleRequest {
         request: RequestProfile {
             model: ModelIndex(0),
@@ -180,7 +180,7 @@ impl Policy for OneAtATimePolicy {
 
     fn decide(&mut self, input: &PolicyInput<'_>) -> Result<PolicyVerdict, ScheduleRejection> {
         if input.loads[0].pending_prefill_tokens > 0 {
-            return Ok(PolicyVerdict::Defer { until: input.now + 5.0 });
+            return Ok(PolicyVerdict::Defer { until: input.now + 5.0, held: None });
         }
         PolicyName::LeastLoad.build(&SchedulerOptions::default()).decide(input)
     }

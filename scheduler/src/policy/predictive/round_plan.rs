@@ -23,7 +23,10 @@ pub(super) struct RoundPlan {
     waiting_for_decodes: (usize, Seconds),
     /// Number of requests planned in this round.
     requests: usize,
-    /// Queued requests that have not been decided yet.
+    /// Number of requests for which all engines were priced in this round.
+    pub(super) priced: usize,
+    /// Queued requests at the beginning of the round, and those that have not been decided yet.
+    queued: usize,
     remaining: usize,
     /// Largest backlog of any engine without planned work.
     max_backlog: Seconds,
@@ -38,7 +41,16 @@ pub(super) struct RoundPlan {
     first_due: Seconds,
     /// Longest fetch of any request on any engine, after a load of its LoRA adapter.
     longest_fetch: Seconds,
+    /// Seconds until each engine has finished its own work and the planned work; infinite if it is not available.
+    backlogs: Vec<Seconds>,
+    /// When each engine is free, without planned work, as expected in the last round; infinite if it is not available.
+    free_at: Vec<Seconds>,
+    /// Engines that will be free sooner than was expected in the last round, or for the requests that were decided earlier in this one.
+    sooner_free: Vec<InstanceIndex>,
 }
+
+/// Engines whose expected time changes by less are not compared again.
+pub(super) const MIN_CHANGE: Seconds = 0.001;
 
 impl RoundPlan {
     pub(super) fn start_round(&mut self, round: &ScheduleRound<'_>, settings: &SchedulerOptions) {
@@ -49,14 +61,19 @@ impl RoundPlan {
         self.decodes.clear();
         self.decodes.resize(round.loads.len(), DecodeBatch::default());
         self.waiting_for_decodes = (0, 0.0);
-        self.requests = 0;
-        self.remaining = round.queued_requests;
-        self.max_backlog = round.loads.iter().map(|load| load.prefill_wait).fold(0.0, f64::max);
-        self.longest_fetch = 0.0;
-        self.fastest = fastest(round.loads.iter().map(|load| &load.service));
+        (self.requests, self.priced) = (0, 0);
+        (self.queued, self.remaining) = (round.queued_requests, round.queued_requests);
+        (self.max_backlog, self.longest_fetch, self.fastest) = (0.0, 0.0, SLOWEST);
+        self.sooner_free.clear();
+        self.free_at.resize(round.loads.len(), f64::INFINITY);
+        self.backlogs.clear();
         self.fetch_per_token.clear();
         self.due.clear();
-        for (instance, load) in round.cluster.instances().iter().zip(round.loads) {
+        // In one pass, because the loads of a large fleet do not fit into the processor's nearest cache.
+        for ((ix, instance), load) in InstanceIndex::all().zip(round.cluster.instances()).zip(round.loads) {
+            self.max_backlog = self.max_backlog.max(load.prefill_wait);
+            self.fastest = fastest(self.fastest, &load.service);
+            self.add_backlog(ix, load, round.now);
             let per_token = load.fetch_per_token(&instance.cache);
             self.fetch_per_token.push(per_token);
             let computes = match instance.role {
@@ -83,9 +100,36 @@ impl RoundPlan {
         self.update_first_due();
     }
 
+    fn add_backlog(&mut self, ix: InstanceIndex, load: &InstanceLoad, now: Seconds) {
+        let backlog = if load.available { load.min_wait() } else { f64::INFINITY };
+        self.backlogs.push(backlog);
+        if let Some(before) = self.free_at.get_mut(ix.as_usize()) {
+            if now + backlog + MIN_CHANGE < *before {
+                self.sooner_free.push(ix);
+            }
+            *before = now + backlog;
+        }
+    }
+
     /// Starts the next request of the round.
     pub(super) fn next_request(&mut self) {
         self.remaining = self.remaining.saturating_sub(1);
+    }
+
+    /// Engines with which a choice of the last round has to be compared.
+    pub(super) fn sooner_free(&self) -> &[InstanceIndex] {
+        &self.sooner_free
+    }
+
+    /// A request that was planned on this engine is not any more.
+    pub(super) fn withdraw(&mut self, ix: InstanceIndex) {
+        self.sooner_free.push(ix);
+    }
+
+    /// Seconds until the engine has finished its own work and that of queued requests before the current one. Infinite if it is not
+    /// available.
+    pub(super) fn backlog(&self, ix: InstanceIndex) -> Seconds {
+        self.backlogs.get(ix.as_usize()).copied().unwrap_or(0.0)
     }
 
     /// Planned work before the current request, beyond the engine's own backlog.
@@ -113,6 +157,10 @@ impl RoundPlan {
 
     pub(super) fn requests(&self) -> usize {
         self.requests
+    }
+
+    pub(super) fn queued(&self) -> usize {
+        self.queued
     }
 
     pub(super) fn remaining(&self) -> usize {
@@ -148,12 +196,18 @@ impl RoundPlan {
         estimate: &PrefillEstimate,
         load: &InstanceLoad,
     ) {
+        if let Some(backlog) = self.backlogs.get_mut(ix.as_usize()) {
+            *backlog += estimate.service;
+        }
         // Others may join its pass until that starts.
         let leaves_room = NextPass::begin(&load.service, estimate.new_tokens, 0.0).room > 0;
         if let Some(due) = self.due.get_mut(ix.as_usize()).filter(|_| !leaves_room) {
+            let was_first = *due <= self.first_due;
             *due += estimate.service;
+            if was_first {
+                self.update_first_due();
+            }
         }
-        self.update_first_due();
     }
 
     /// How long until any engine could be given any request, if that is not now. Infinite if there is no engine.
@@ -182,13 +236,17 @@ impl RoundPlan {
     }
 }
 
-fn fastest<'a>(models: impl Iterator<Item = &'a PrefillTimeModel>) -> PrefillTimeModel {
-    let none = PrefillTimeModel { c0: f64::INFINITY, a: f64::INFINITY, b: f64::INFINITY, speed: 1.0 };
-    let fastest = |fastest: PrefillTimeModel, model: &PrefillTimeModel| PrefillTimeModel {
-        c0: fastest.c0.min(model.c0 * model.speed.min(1.0)),
-        a: fastest.a.min(model.a * model.speed.min(1.0)),
-        b: fastest.b.min(model.b * model.speed.min(1.0)),
+/// Slower than any engine.
+const SLOWEST: PrefillTimeModel =
+    PrefillTimeModel { c0: f64::INFINITY, a: f64::INFINITY, b: f64::INFINITY, speed: 1.0 };
+
+/// A model as fast as both, and not slower than usual.
+fn fastest(fastest: PrefillTimeModel, model: &PrefillTimeModel) -> PrefillTimeModel {
+    let speed = model.speed.min(1.0);
+    PrefillTimeModel {
+        c0: fastest.c0.min(model.c0 * speed),
+        a: fastest.a.min(model.a * speed),
+        b: fastest.b.min(model.b * speed),
         speed: 1.0,
-    };
-    models.fold(none, fastest)
+    }
 }

@@ -1,6 +1,7 @@
 //! Preferences of the policy, its waiting and its rejections.
 
 mod bursts;
+mod held;
 
 use std::sync::Arc;
 
