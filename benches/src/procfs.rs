@@ -7,6 +7,9 @@ use anyhow::{Context as _, ensure};
 /// Maximum number of processes in one tree.
 const MAX_TREE: usize = 256;
 
+/// USER_HZ, the unit of `/proc/stat`, is 100 on all common Linux systems.
+const NS_PER_TICK: u64 = 10_000_000;
+
 /// A process and its current descendants: a gateway may use child processes.
 pub(crate) fn process_tree(pid: u32) -> anyhow::Result<Vec<u32>> {
     let mut tree = vec![pid];
@@ -27,18 +30,18 @@ pub(crate) fn process_tree(pid: u32) -> anyhow::Result<Vec<u32>> {
     Ok(tree)
 }
 
-/// CPU time in nanoseconds of all live threads of the process and its descendants.
+/// CPU time in nanoseconds of the process and its descendants, to a tick of 10 ms. It includes threads that have ended: the thread that
+/// loaded a tokenizer ends some seconds later, and its time would be missing at the end of a measurement.
 pub(crate) fn cpu_ns(pid: u32) -> anyhow::Result<u64> {
-    let mut total = 0;
+    let mut ticks = 0;
     for member in process_tree(pid)? {
-        // Processes and threads may exit in the meantime.
-        let Ok(tasks) = fs::read_dir(format!("/proc/{member}/task")) else { continue };
-        for task in tasks.flatten() {
-            let text = fs::read_to_string(task.path().join("schedstat")).unwrap_or_default();
-            total += text.split_ascii_whitespace().next().and_then(|ns| ns.parse::<u64>().ok()).unwrap_or(0);
-        }
+        // Processes may exit in the meantime.
+        let stat = fs::read_to_string(format!("/proc/{member}/stat")).unwrap_or_default();
+        // The name may contain anything. `utime` and `stime` are the 12th and 13th member after it.
+        let members = stat.rsplit(')').next().unwrap_or_default().split_ascii_whitespace();
+        ticks += members.skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum::<u64>();
     }
-    Ok(total)
+    Ok(ticks * NS_PER_TICK)
 }
 
 /// Resident memory of the process and its descendants, in KiB.
@@ -54,8 +57,6 @@ pub(crate) fn rss_kib(pid: u32) -> anyhow::Result<u64> {
 
 /// Nanoseconds of busy time of all CPUs since boot, including time stolen by the host.
 pub(crate) fn machine_busy_ns() -> anyhow::Result<u64> {
-    // USER_HZ, the unit of /proc/stat, is 100 on all common Linux systems.
-    const NS_PER_TICK: u64 = 10_000_000;
     let stat = fs::read_to_string("/proc/stat").context("/proc/stat")?;
     let line = stat.lines().next().unwrap_or_default();
     let ticks: Vec<u64> =
