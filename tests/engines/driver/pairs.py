@@ -216,7 +216,7 @@ def vllm_mooncake(installed: Path, _logs: Path) -> Pair:
             "kv_connector": "MooncakeConnector",
             "kv_role": role,
             "kv_connector_module_path": "cpu_connectors",
-            "kv_connector_extra_config": {"mooncake_protocol": "tcp", "num_workers": 2},
+            "kv_connector_extra_config": {"mooncake_protocol": "tcp"},
         }
         env = {
             "PYTHONPATH": str(HERE / "stand_ins/vllm"),
