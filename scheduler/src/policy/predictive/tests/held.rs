@@ -8,40 +8,33 @@ fn keeping(settings: &SchedulerOptions) -> Box<dyn Policy> {
     Box::new(PredictivePolicy { large_round: 0, ..PredictivePolicy::new(settings) })
 }
 
-fn keeping_scheduler() -> TestScheduler {
+/// Two busy engines, of which the first is about to be free, and a request that waits for the second, where most of it is cached.
+fn held_request() -> (TestScheduler, [u64; 2], u64) {
     let mut sim = test_scheduler(2);
     sim.scheduler = Scheduler::new(keeping(&settings()), settings());
     sim.scheduler.set_cluster(0.0, fleet(2, PrefetchBehavior::WaitComplete));
-    sim
-}
-
-#[test]
-fn an_engine_that_is_free_early_gets_a_request_of_another() {
-    let mut sim = keeping_scheduler();
     let running =
         [(0, 10_000), (1, 12_000)].map(|(engine, tokens)| sim.submit(0.0, tokens, &[(engine, own(1))]));
     assert_eq!(sim.sent(0.0), [(running[0], 0), (running[1], 1)]);
-    let queued = sim.submit(1.0, 1_000, &[]);
-    assert_eq!(sim.sent(1.0), []);
-    assert_eq!(sim.sent(2.0), []);
-    sim.scheduler.first_token(3.0, AttemptId(running[1]), None);
-    assert_eq!(sim.sent(3.0), [(queued, 1)]);
+    let queued = sim.submit(9.92, 5_000, &[(1, own(4_900))]);
+    assert_eq!(sim.sent(9.92), []);
+    assert!((sim.scheduler.next_poll_at().unwrap() - 11.9).abs() < 0.001);
+    (sim, running, queued)
+}
+
+#[test]
+fn an_engine_that_is_free_early_gets_its_request_at_once() {
+    let (mut sim, running, queued) = held_request();
+    sim.scheduler.first_token(9.95, AttemptId(running[1]), None);
+    assert_eq!(sim.sent(9.95), [(queued, 1)]);
 }
 
 #[test]
 fn a_new_prediction_replaces_the_choice() {
-    let mut sim = keeping_scheduler();
-    let running =
-        [(0, 10_000), (1, 12_000)].map(|(engine, tokens)| sim.submit(0.0, tokens, &[(engine, own(1))]));
-    assert_eq!(sim.sent(0.0), [(running[0], 0), (running[1], 1)]);
-    let queued = sim.submit(1.0, 5_000, &[]);
-    assert_eq!(sim.sent(1.0), []);
-    let mut per_instance = vec![TierHits::default(); 3];
-    per_instance[1] = own(4_900);
-    let prediction = CacheHitPrediction { per_instance, ..CacheHitPrediction::default() };
-    sim.scheduler.update_prediction(AttemptId(queued), prediction);
-    assert_eq!(sim.sent(10.5), []);
-    assert_eq!(sim.sent(11.95), [(queued, 1)]);
+    let (mut sim, _, queued) = held_request();
+    // Its blocks have been evicted.
+    sim.scheduler.update_prediction(AttemptId(queued), CacheHitPrediction::default());
+    assert_eq!(sim.sent(9.95), [(queued, 0)]);
 }
 
 /// Interval between requests in seconds.
