@@ -155,6 +155,9 @@ pub struct InstanceLoad {
     pub background_tokens: u64,
     /// Latest load report of the engine; includes the traffic of other gateways.
     pub reported: Option<ReportedLoad>,
+    /// Sequences in that report beyond the gateway's own at that time.
+    #[serde(default)]
+    pub external_sequences: u32,
     /// Seconds until the engine would start computing a prompt that is sent now, behind the prompts it already has.
     pub prefill_wait: Seconds,
     /// The last of the passes in that time, if it has not started and short prompts can join it.
@@ -258,12 +261,11 @@ impl InstanceLoad {
         self.decode_step.seconds(others + background) / self.decode_step.seconds(others) - 1.0
     }
 
-    /// Sequences that generate, and those that will once their prompt has been computed: the larger of the gateway's
-    /// own count and the engine's report, with the tokens that they occupy.
+    /// Sequences that generate, and those that will once their prompt has been computed, with the tokens that they occupy.
+    /// A report may be a second old, so only what it has beyond the gateway's own count is taken from it.
     pub(crate) fn decode_batch(&self) -> DecodeBatch {
-        let reported = self.reported.map_or(0, |reported| reported.running.saturating_add(reported.waiting));
         DecodeBatch {
-            sequences: self.decode_sequences.max(reported).into(),
+            sequences: self.decode_sequences.saturating_add(self.external_sequences).into(),
             tokens: self.decode_tokens() as f64,
         }
     }

@@ -45,6 +45,8 @@ pub(crate) struct EngineLoadTracker {
 struct EngineLoadReport {
     received_at: Seconds,
     load: ReportedLoad,
+    /// Sequences beyond the gateway's own.
+    external_sequences: u32,
     /// Work that other gateways sent there.
     external: ExternalLoad,
     /// Work in the gateway's own queue at that time, plus what was sent since.
@@ -135,6 +137,7 @@ impl EngineLoadTracker {
                 age: report.load.age + (now - report.received_at).max(0.0),
                 ..report.load
             }),
+            external_sequences: self.report.map_or(0, |report| report.external_sequences),
             prefill_wait: self.prefill_wait(now, learned.relative_error()),
             next_pass: self.next_pass(&learned.model(self.speed)),
             prefill_share: self.prefill_share,
@@ -288,6 +291,10 @@ impl EngineLoadTracker {
         self.report = Some(EngineLoadReport {
             received_at: now,
             load: reported,
+            external_sequences: reported
+                .running
+                .saturating_add(reported.waiting)
+                .saturating_sub(self.decode_sequences),
             external,
             own_work: self.queue.wait(now, learned.relative_error()),
         });
@@ -458,6 +465,26 @@ mod tests {
         let waiting = ReportedLoad { waiting: 2, waiting_uncached_tokens: 4000, ..running };
         tracker.apply_report(2.0, waiting, &learned, None);
         assert_eq!(wait(&tracker, 2.0), 4.0);
+    }
+
+    #[test]
+    fn sequences_that_ended_since_the_report_do_not_count() {
+        let learned = models();
+        let mut tracker = EngineLoadTracker::new();
+        let sequences = |tracker: &EngineLoadTracker| tracker.load(0.0, &learned).decode_batch().sequences;
+        tracker.reserve_decode(3, 30);
+        tracker.apply_report(0.0, ReportedLoad { running: 2, ..ReportedLoad::default() }, &learned, None);
+        assert_eq!(sequences(&tracker), 3.0);
+        // Two are another gateway's.
+        tracker.apply_report(
+            0.0,
+            ReportedLoad { running: 4, waiting: 1, ..ReportedLoad::default() },
+            &learned,
+            None,
+        );
+        assert_eq!(sequences(&tracker), 5.0);
+        tracker.release_decode(3, 30);
+        assert_eq!(sequences(&tracker), 2.0);
     }
 
     #[test]

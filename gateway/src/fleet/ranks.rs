@@ -51,6 +51,7 @@ fn sum(one: InstanceLoad, other: InstanceLoad) -> InstanceLoad {
         pending_prefills: one.pending_prefills.saturating_add(other.pending_prefills),
         pending_prefill_tokens: one.pending_prefill_tokens.saturating_add(other.pending_prefill_tokens),
         active_decode_tokens: one.active_decode_tokens.saturating_add(other.active_decode_tokens),
+        external_sequences: one.external_sequences.saturating_add(other.external_sequences),
         prefill_wait: one.prefill_wait.min(other.prefill_wait),
         reported: one.reported.zip(other.reported).map(|(one, other)| ReportedLoad {
             running: one.running.saturating_add(other.running),

@@ -185,6 +185,7 @@ fn decode_with_room_is_preferred_to_one_with_fewer_tokens() {
             fixture.loads[1..].iter_mut().zip(used_tokens.into_iter().zip([20_000, 100_000]))
         {
             load.response_tokens = 100.0;
+            load.external_sequences = 2;
             load.reported =
                 Some(ReportedLoad { running: 2, used_tokens, capacity_tokens, ..ReportedLoad::default() });
         }
