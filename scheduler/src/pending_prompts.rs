@@ -1,7 +1,7 @@
 //! Prompts that were sent and whose blocks the engines' caches do not report yet: later prompts with the same prefix
 //! will find them on the same engine, because an engine computes prompts in order.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use crate::attempt::AttemptId;
@@ -16,96 +16,106 @@ const REPORT_DELAY: Seconds = 1.0;
 /// More prompts than all engines of a fleet compute at a time. Further ones are not tracked.
 const MAX_PROMPTS: usize = 16_384;
 
-#[derive(Debug)]
+/// Most prompts that one is compared with, in the order of their common prefixes. What is left out has less in common than all these.
+const MAX_COMPARED: usize = 256;
+
+#[derive(Debug, Default)]
 pub(crate) struct PendingPrompts {
+    prompts: BTreeMap<AttemptId, PendingPrompt>,
     /// By the key of the first block, which all prompts with a common prefix share.
-    by_first: BTreeMap<u64, Vec<PendingPrompt>>,
-    count: usize,
-    /// Not later than the time at which the first of them stops counting.
-    first_until: Seconds,
+    families: BTreeMap<u64, PromptFamily>,
+    /// Computed prompts in the order in which they stop counting.
+    expiring: VecDeque<(Seconds, AttemptId)>,
+}
+
+/// Prompts with a common first block, sorted so that those with the longest common prefix are next to each other.
+#[derive(Debug, Default)]
+struct PromptFamily {
+    by_blocks: BTreeSet<(Arc<[u64]>, AttemptId)>,
+    /// Prompts of which only the beginning may have been tokenized, by the keys of their beginnings.
+    by_text: BTreeSet<(Arc<[u64]>, AttemptId)>,
+    /// Number of these prompts by engine.
+    engines: BTreeMap<InstanceIndex, usize>,
 }
 
 #[derive(Debug)]
 struct PendingPrompt {
-    attempt: AttemptId,
     engine: InstanceIndex,
     /// Keys of its full blocks, as far as it was tokenized, each of which covers its block and all before it.
     pages: Arc<[u64]>,
-    text_prefixes: Arc<[TextPrefix]>,
-    /// When it stops counting; infinite while it is being computed.
-    until: Seconds,
-}
-
-impl Default for PendingPrompts {
-    fn default() -> Self {
-        Self { by_first: BTreeMap::new(), count: 0, first_until: f64::INFINITY }
-    }
+    /// Keys of the beginnings of its text.
+    texts: Arc<[u64]>,
+    is_computed: bool,
 }
 
 impl PendingPrompts {
     /// Records that an engine was sent the prompt of a prediction.
     pub(crate) fn add(&mut self, attempt: AttemptId, engine: InstanceIndex, prediction: &CacheHitPrediction) {
-        let CacheHitPrediction { pages, text_prefixes, .. } = prediction;
-        if let Some(&first) = pages.first()
-            && self.count < MAX_PROMPTS
-        {
-            let (pages, text_prefixes) = (pages.clone(), text_prefixes.clone());
-            let prompt = PendingPrompt { attempt, engine, pages, text_prefixes, until: f64::INFINITY };
-            self.by_first.entry(first).or_default().push(prompt);
-            self.count += 1;
+        if !prediction.pages.is_empty() && self.prompts.len() < MAX_PROMPTS {
+            let (pages, texts) = (prediction.pages.clone(), text_keys(&prediction.text_prefixes));
+            self.insert(attempt, PendingPrompt { engine, pages, texts, is_computed: false });
         }
     }
 
-    /// Records that a prompt, which begins with the block `first`, has been computed: its blocks will be reported soon.
-    pub(crate) fn computed(&mut self, now: Seconds, attempt: AttemptId, first: u64) {
-        let until = now + REPORT_DELAY;
-        for prompt in self.by_first.get_mut(&first).into_iter().flatten() {
-            if prompt.attempt == attempt && prompt.until > until {
-                prompt.until = until;
-                self.first_until = self.first_until.min(until);
+    fn insert(&mut self, attempt: AttemptId, prompt: PendingPrompt) {
+        let Some(&first) = prompt.pages.first() else { return };
+        let family = self.families.entry(first).or_default();
+        family.by_blocks.insert((prompt.pages.clone(), attempt));
+        if !prompt.texts.is_empty() {
+            family.by_text.insert((prompt.texts.clone(), attempt));
+        }
+        *family.engines.entry(prompt.engine).or_default() += 1;
+        self.prompts.insert(attempt, prompt);
+    }
+
+    fn remove(&mut self, attempt: AttemptId) {
+        let Some(prompt) = self.prompts.remove(&attempt) else { return };
+        let Some(first) = prompt.pages.first() else { return };
+        let Some(family) = self.families.get_mut(first) else { return };
+        family.by_blocks.remove(&(prompt.pages.clone(), attempt));
+        family.by_text.remove(&(prompt.texts.clone(), attempt));
+        if let Some(count) = family.engines.get_mut(&prompt.engine) {
+            *count -= 1;
+            if *count == 0 {
+                family.engines.remove(&prompt.engine);
             }
+        }
+        if family.by_blocks.is_empty() {
+            self.families.remove(first);
+        }
+    }
+
+    /// Records that a prompt has been computed: its blocks will be reported soon.
+    pub(crate) fn computed(&mut self, now: Seconds, attempt: AttemptId) {
+        if let Some(prompt) = self.prompts.get_mut(&attempt)
+            && !std::mem::replace(&mut prompt.is_computed, true)
+        {
+            self.expiring.push_back((now + REPORT_DELAY, attempt));
         }
     }
 
     /// Removes a request that ended; one that was not computed leaves nothing behind.
-    pub(crate) fn ended(&mut self, attempt: AttemptId, first: u64) {
-        if let Some(prompts) = self.by_first.get_mut(&first) {
-            let before = prompts.len();
-            prompts.retain(|prompt| prompt.attempt != attempt || prompt.until.is_finite());
-            self.count -= before - prompts.len();
-            if prompts.is_empty() {
-                self.by_first.remove(&first);
-            }
+    pub(crate) fn ended(&mut self, attempt: AttemptId) {
+        if self.prompts.get(&attempt).is_some_and(|prompt| !prompt.is_computed) {
+            self.remove(attempt);
         }
     }
 
     /// Removes what does not count any more.
     pub(crate) fn advance(&mut self, now: Seconds) {
-        if now >= self.first_until {
-            self.retain(|prompt| now < prompt.until);
+        while let Some((_, attempt)) = self.expiring.pop_front_if(|(until, _)| *until <= now) {
+            self.remove(attempt);
         }
     }
 
     /// Applies a new fleet: `moved` returns an engine's new index.
     pub(crate) fn set_cluster(&mut self, moved: impl Fn(InstanceIndex) -> Option<InstanceIndex>) {
-        self.retain(|prompt| match moved(prompt.engine) {
-            Some(engine) => {
-                prompt.engine = engine;
-                true
+        self.families.clear();
+        for (attempt, prompt) in std::mem::take(&mut self.prompts) {
+            if let Some(engine) = moved(prompt.engine) {
+                self.insert(attempt, PendingPrompt { engine, ..prompt });
             }
-            None => false,
-        });
-    }
-
-    fn retain(&mut self, mut keep: impl FnMut(&mut PendingPrompt) -> bool) {
-        (self.count, self.first_until) = (0, f64::INFINITY);
-        self.by_first.retain(|_, prompts| {
-            prompts.retain_mut(&mut keep);
-            self.count += prompts.len();
-            let until = prompts.iter().map(|prompt| prompt.until).fold(f64::INFINITY, f64::min);
-            self.first_until = self.first_until.min(until);
-            !prompts.is_empty()
-        });
+        }
     }
 
     /// The prediction with the blocks that engines will have by the time they compute the prompt; `None` if that changes
@@ -118,24 +128,78 @@ impl PendingPrompts {
         if prediction.excludes_pending {
             return None;
         }
-        let prompts = self.by_first.get(prediction.pages.first()?)?;
+        let family = self.families.get(prediction.pages.first()?)?;
+        // What all engines have already need not be compared.
+        let least = family.engines.keys().map(|engine| own_tokens(prediction.hits(*engine)));
+        let least = least.min().unwrap_or(0);
         let mut changed: Option<CacheHitPrediction> = None;
-        for prompt in prompts {
+        let mut add = |prompt: &PendingPrompt| {
             let tokens = prompt.common_tokens(prediction);
             let known = changed.as_ref().unwrap_or(prediction).hits(prompt.engine);
-            let Some(hits) = with_pending(known, tokens) else { continue };
+            let Some(hits) = with_pending(known, tokens) else { return };
             let changed = changed.get_or_insert_with(|| prediction.clone());
             changed.per_instance.resize(engines, TierHits::default());
             if let Some(entry) = changed.per_instance.get_mut(prompt.engine.as_usize()) {
                 *entry = hits;
             }
+        };
+        let block_tokens =
+            |blocks: usize| u32::try_from(blocks).unwrap_or(u32::MAX).saturating_mul(prediction.page_tokens);
+        self.visit_nearest(
+            family,
+            &family.by_blocks,
+            &prediction.pages,
+            |blocks| block_tokens(blocks) > least,
+            &mut add,
+        );
+        let text_tokens = |texts: usize| {
+            texts
+                .checked_sub(1)
+                .and_then(|last| prediction.text_prefixes.get(last))
+                .map_or(0, |text| text.tokens)
+        };
+        if !family.by_text.is_empty() {
+            let keys = text_keys(&prediction.text_prefixes);
+            self.visit_nearest(family, &family.by_text, &keys, |texts| text_tokens(texts) > least, &mut add);
         }
         changed
     }
 
+    /// Visits prompts in the order of the number of keys that they start with in common with `keys`, as long as `is_enough` of it. Once one
+    /// prompt of each engine has been visited, no other has more.
+    fn visit_nearest(
+        &self,
+        family: &PromptFamily,
+        sorted: &BTreeSet<(Arc<[u64]>, AttemptId)>,
+        keys: &Arc<[u64]>,
+        is_enough: impl Fn(usize) -> bool,
+        mut visit: impl FnMut(&PendingPrompt),
+    ) {
+        let start = (keys.clone(), AttemptId(0));
+        let with_common = |(others, attempt): &(Arc<[u64]>, AttemptId)| {
+            let common = common_prefix(keys.len().min(others.len()), |key| keys[key] == others[key]);
+            (common, *attempt)
+        };
+        let mut before = sorted.range(..&start).rev().map(with_common).peekable();
+        let mut after = sorted.range(&start..).map(with_common).peekable();
+        let mut visited: BTreeSet<InstanceIndex> = BTreeSet::new();
+        for _ in 0..MAX_COMPARED {
+            let is_before =
+                before.peek().map(|(common, _)| *common) > after.peek().map(|(common, _)| *common);
+            let next = if is_before { before.next() } else { after.next() };
+            let Some((_, attempt)) = next.filter(|(common, _)| is_enough(*common)) else { return };
+            let Some(prompt) = self.prompts.get(&attempt) else { continue };
+            visit(prompt);
+            visited.insert(prompt.engine);
+            if visited.len() == family.engines.len() {
+                return;
+            }
+        }
+    }
+
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
-        self.by_first.is_empty() && self.count == 0
+        self.prompts.is_empty() && self.families.is_empty()
     }
 }
 
@@ -149,17 +213,25 @@ impl PendingPrompt {
             return tokens;
         }
         // One of them may have been tokenized only as far as this.
-        let (own, other) = (&self.text_prefixes, &prediction.text_prefixes);
-        let texts = common_prefix(own.len().min(other.len()), |text| own[text].key == other[text].key);
+        let (own, other) = (&self.texts, &prediction.text_prefixes);
+        let texts = common_prefix(own.len().min(other.len()), |text| own[text] == other[text].key);
         let common = texts.checked_sub(1).map_or(0, |last| other[last].tokens.saturating_sub(1));
         tokens.max(common - common % prediction.page_tokens.max(1))
     }
 }
 
+fn text_keys(prefixes: &[TextPrefix]) -> Arc<[u64]> {
+    prefixes.iter().map(|prefix| prefix.key).collect()
+}
+
+/// What the engine has in its own memory.
+fn own_tokens(hits: TierHits) -> u32 {
+    hits.l1_tokens.saturating_add(hits.l2_tokens)
+}
+
 /// Hits if the first `tokens` will be on the device, too; `None` if the engine has them already.
 fn with_pending(hits: TierHits, tokens: u32) -> Option<TierHits> {
-    let own = hits.l1_tokens.saturating_add(hits.l2_tokens);
-    let more = tokens.checked_sub(own).filter(|more| *more > 0)?;
+    let more = tokens.checked_sub(own_tokens(hits)).filter(|more| *more > 0)?;
     Some(TierHits {
         l1_tokens: hits.l1_tokens + more,
         l3_tokens: hits.l3_tokens.saturating_sub(more),
@@ -180,6 +252,10 @@ fn common_prefix(len: usize, is_equal: impl Fn(usize) -> bool) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+
+    use proptest::prelude::*;
+
     use super::*;
 
     fn prediction(pages: &[u64], per_instance: Vec<TierHits>) -> CacheHitPrediction {
@@ -208,8 +284,8 @@ mod tests {
         let expected = TierHits { l1_tokens: 20, pending_tokens: 20, ..TierHits::default() };
         assert_eq!(hits(&prompts, &other), Some(expected));
         assert_eq!(prompts.applied_to(&other, 2).unwrap().hits(InstanceIndex(0)), TierHits::default());
-        prompts.computed(5.0, AttemptId(1), 1);
-        prompts.ended(AttemptId(1), 1);
+        prompts.computed(5.0, AttemptId(1));
+        prompts.ended(AttemptId(1));
         prompts.advance(5.9);
         assert_eq!(hits(&prompts, &other), Some(expected));
         prompts.advance(6.0);
@@ -219,9 +295,9 @@ mod tests {
     #[test]
     fn failed_request_leaves_nothing() {
         let mut prompts = pending(&[1, 2]);
-        prompts.ended(AttemptId(2), 1);
+        prompts.ended(AttemptId(2));
         assert!(!prompts.is_empty());
-        prompts.ended(AttemptId(1), 1);
+        prompts.ended(AttemptId(1));
         assert!(prompts.is_empty());
     }
 
@@ -257,6 +333,63 @@ mod tests {
         assert_eq!(l1_tokens(with_texts(&pages, &[(79, 25)])), Some(20), "only the blocks");
         assert_eq!(l1_tokens(with_texts(&[1, 9], &[(71, 25)])), Some(10), "blocks are exact");
         assert_eq!(l1_tokens(with_texts(&pages, &[])), Some(20));
+    }
+
+    /// A prompt of these tokens, of which the first `tokenized` are known, with blocks of two tokens and a text prefix every three.
+    fn prompt_of(tokens: &[u8], tokenized: usize, own: &[u32]) -> CacheHitPrediction {
+        let key = |prefix: &[u8], salt: u8| {
+            let mut hasher = DefaultHasher::new();
+            (prefix, salt).hash(&mut hasher);
+            hasher.finish()
+        };
+        let known = &tokens[..tokenized.min(tokens.len())];
+        let ends = (3..=tokens.len()).step_by(3);
+        let texts = ends.map(|end| TextPrefix { key: key(&tokens[..end], 1), tokens: end as u32 });
+        CacheHitPrediction {
+            per_instance: own
+                .iter()
+                .map(|&l1_tokens| TierHits { l1_tokens, ..TierHits::default() })
+                .collect(),
+            pages: (1..=known.len() / 2).map(|block| key(&known[..2 * block], 0)).collect(),
+            text_prefixes: if known.len() < tokens.len() { texts.collect() } else { Arc::default() },
+            page_tokens: 2,
+            ..CacheHitPrediction::default()
+        }
+    }
+
+    fn prompts() -> impl Strategy<Value = (Vec<u8>, usize)> {
+        let tokens = prop::collection::vec(prop_oneof![9 => Just(0_u8), 1 => Just(1)], 2..24);
+        tokens
+            .prop_map(|mut tokens| {
+                tokens[..2].fill(0);
+                tokens
+            })
+            .prop_flat_map(|tokens| (Just(tokens), 2..30_usize))
+    }
+
+    proptest! {
+        #[test]
+        fn neighbours_have_the_longest_common_prefixes(
+            sent in prop::collection::vec((prompts(), 0..4_u32), 1..20),
+            (tokens, tokenized) in prompts(),
+            own in prop::collection::vec(0..12_u32, 4),
+        ) {
+            let mut pending = PendingPrompts::default();
+            let mut expected = prompt_of(&tokens, tokenized, &own);
+            let asked = expected.clone();
+            for (attempt, ((tokens, tokenized), engine)) in (0..).map(AttemptId).zip(&sent) {
+                pending.add(attempt, InstanceIndex(*engine), &prompt_of(tokens, *tokenized, &[]));
+                let common = pending.prompts[&attempt].common_tokens(&asked);
+                let hits = &mut expected.per_instance[*engine as usize];
+                *hits = with_pending(*hits, common).unwrap_or(*hits);
+            }
+            let expected = (expected.per_instance != asked.per_instance).then_some(expected);
+            prop_assert_eq!(pending.applied_to(&asked, 4), expected);
+            for attempt in (0..sent.len() as u64).map(AttemptId) {
+                pending.ended(attempt);
+            }
+            prop_assert!(pending.is_empty());
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod adapters;
 mod engine_groups;
 mod excluded;
 mod in_flight;
+mod load_refresh;
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -12,6 +13,7 @@ use std::sync::Arc;
 use self::engine_groups::EngineGroups;
 use self::excluded::ExcludedEngines;
 use self::in_flight::InFlightAttempt;
+use self::load_refresh::LoadRefresh;
 use crate::adapter_loads::{AdapterLoadTracker, AdapterResidencies};
 use crate::attempt::AttemptId;
 use crate::background::BackgroundAdmission;
@@ -82,8 +84,9 @@ pub struct Scheduler {
     undecided: usize,
     capturing: bool,
     captured: Vec<(AttemptId, DecisionSnapshot)>,
-    /// Reused between polls to avoid allocations.
+    /// As of the latest refresh.
     loads: Vec<InstanceLoad>,
+    load_refresh: LoadRefresh,
 }
 
 #[derive(Debug)]
@@ -133,6 +136,7 @@ impl Scheduler {
             capturing: false,
             captured: Vec::new(),
             loads: Vec::new(),
+            load_refresh: LoadRefresh::default(),
         }
     }
 
@@ -187,6 +191,7 @@ impl Scheduler {
     pub fn set_available(&mut self, ix: InstanceIndex, available: bool) {
         if let Some(book) = self.engines.get_mut(ix.as_usize()) {
             book.available = available;
+            self.load_refresh.mark(ix);
         }
     }
 
@@ -197,6 +202,7 @@ impl Scheduler {
                 self.cluster.get(ix).is_some_and(|instance| instance.role == InstanceRole::Prefill);
             let uncached = computes_only.then_some(self.uncached_share);
             book.apply_report(now, reported, learned, uncached);
+            self.load_refresh.mark(ix);
         }
         if reported.waiting > 0 {
             self.expect_late_first_tokens(ix);
@@ -251,6 +257,7 @@ impl Scheduler {
         self.policy.begin_round(&ScheduleRound {
             cluster: &self.cluster,
             loads: &self.loads,
+            refreshed: self.load_refresh.since_last_round(),
             queued_requests: self.queued.len(),
             max_store_fetch_tokens: self
                 .queued
@@ -260,6 +267,7 @@ impl Scheduler {
             max_adapter_load,
             now,
         });
+        self.load_refresh.start_round();
         self.apply_tenant_factors();
         let mut queued = std::mem::take(&mut self.queued);
         self.undecided = queued.len();
@@ -417,16 +425,6 @@ impl Scheduler {
             self.queued.iter().map(|queued| (queued.sequence, queued.attempt)).collect();
         queued.sort_unstable();
         queued.into_iter().map(|(_, attempt)| attempt)
-    }
-
-    fn refresh_loads(&mut self, now: Seconds) {
-        self.now = now;
-        self.pending.advance(now);
-        self.engines.iter_mut().for_each(|engine| engine.advance(now));
-        self.loads.clear();
-        let learned = self.groups.by_engine();
-        self.loads
-            .extend(self.engines.iter().zip(learned).map(|(engine, learned)| engine.load(now, learned)));
     }
 
     /// Expected length of one sequence of the response.

@@ -97,6 +97,7 @@ impl DecisionSnapshot {
         policy.begin_round(&ScheduleRound {
             cluster: &cluster,
             loads: &self.loads,
+            refreshed: None,
             queued_requests: self.queued_requests,
             max_store_fetch_tokens: self.prediction.max_store_fetch_tokens(),
             max_adapter_load: self.adapters.max_wait(),

@@ -84,6 +84,8 @@ pub struct ScheduleRound<'a> {
     pub cluster: &'a SchedulableFleet,
     /// Load of each instance, in the cluster's order, before the round sends anything.
     pub loads: &'a [InstanceLoad],
+    /// The instances whose load has been refreshed since the last round; `None` if all have.
+    pub refreshed: Option<&'a [InstanceIndex]>,
     /// Number of queued requests in this round.
     pub queued_requests: usize,
     /// Maximum number of tokens that any of them could fetch from the shared store, weighted by network distance: see

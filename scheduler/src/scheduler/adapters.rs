@@ -32,6 +32,7 @@ impl Scheduler {
         if let Some(book) = sent.prefill.and_then(|ix| self.engines.get_mut(ix.as_usize())) {
             book.end_adapter_load(now, attempt, fetch);
         }
+        sent.prefill.into_iter().for_each(|ix| self.load_refresh.mark(ix));
     }
 
     pub(super) fn adapter_residencies(&self, now: Seconds, request: &RequestProfile) -> AdapterResidencies {

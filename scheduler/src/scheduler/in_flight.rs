@@ -25,14 +25,20 @@ pub(super) struct InFlightAttempt {
     decode_tokens: u64,
     prefilling: bool,
     is_background: bool,
-    /// Key of the prompt's first block, if its blocks are known.
-    first_page: Option<u64>,
     /// Whether its decode is an engine whose steps are learned: plain workers compute prompts most of the time.
     tracks_decoding: bool,
     /// Since the first token.
     decoding: Option<DecodingRequest>,
     /// Expected seconds of its read from the store, if an engine has to load its LoRA adapter before.
     pub(super) fetch_after_load: Option<Seconds>,
+}
+
+impl InFlightAttempt {
+    /// Its engines that are in the cluster.
+    fn engines(&self) -> impl Iterator<Item = InstanceIndex> + use<> {
+        let decode = self.decode.filter(|decode| Some(*decode) != self.prefill);
+        self.prefill.into_iter().chain(decode)
+    }
 }
 
 impl Scheduler {
@@ -64,9 +70,8 @@ impl Scheduler {
         if !std::mem::take(&mut sent.prefilling) {
             return;
         }
-        if let Some(first) = sent.first_page {
-            self.pending.computed(now, attempt, first);
-        }
+        self.pending.computed(now, attempt);
+        sent.engines().for_each(|ix| self.load_refresh.mark(ix));
         if sent.tracks_decoding
             && let Some(book) = sent.decode.and_then(|ix| self.engines.get_mut(ix.as_usize()))
         {
@@ -96,15 +101,14 @@ impl Scheduler {
         if let Some(book) = entry.and_then(|ix| self.engines.get_mut(ix.as_usize())) {
             book.mark_unobserved(attempt);
         }
+        entry.into_iter().for_each(|ix| self.load_refresh.mark(ix));
     }
 
     /// Records that the response of a sent request is complete, before [`Scheduler::ended`]. `output_tokens` is the
     /// number of generated tokens of all its sequences.
     pub fn response_complete(&mut self, now: Seconds, attempt: AttemptId, output_tokens: u64) {
         let Some(sent) = self.in_flight.get_mut(&attempt) else { return };
-        if let Some(first) = sent.first_page {
-            self.pending.computed(now, attempt, first);
-        }
+        self.pending.computed(now, attempt);
         let Some(ix) = sent.decode else { return };
         let (Some(book), Some(models)) = (self.engines.get_mut(ix.as_usize()), self.groups.models_mut(ix))
         else {
@@ -129,9 +133,8 @@ impl Scheduler {
             self.queued.retain(|queued| queued.attempt != attempt);
             return;
         };
-        if let Some(first) = sent.first_page {
-            self.pending.ended(attempt, first);
-        }
+        self.pending.ended(attempt);
+        sent.engines().for_each(|ix| self.load_refresh.mark(ix));
         if let Some(book) = sent.prefill.and_then(|ix| self.engines.get_mut(ix.as_usize())) {
             book.end_request();
             if sent.prefilling {
@@ -162,6 +165,7 @@ impl Scheduler {
                 && let Some(book) = self.engines.get_mut(prefill.as_usize())
             {
                 book.mark_unobserved(attempt);
+                self.load_refresh.mark(prefill);
             }
         }
     }
@@ -220,11 +224,7 @@ impl Scheduler {
             }
         }
         for ix in [entry, exit] {
-            if let (Some(load), Some(book), Some(learned)) =
-                (self.loads.get_mut(ix.as_usize()), self.engines.get(ix.as_usize()), self.groups.models(ix))
-            {
-                *load = book.load(now, learned);
-            }
+            self.refresh_load(now, ix);
         }
         let sent = InFlightAttempt {
             prefill: Some(entry),
@@ -233,7 +233,6 @@ impl Scheduler {
             decode_tokens: decision.reservation.decode_tokens,
             prefilling: true,
             is_background: request.is_background(),
-            first_page: prediction.pages.first().copied(),
             tracks_decoding: self
                 .cluster
                 .get(exit)

@@ -81,6 +81,7 @@ mod tests {
         policy.begin_round(&ScheduleRound {
             cluster: &fixture.cluster,
             loads: &fixture.loads,
+            refreshed: None,
             queued_requests: 1,
             max_store_fetch_tokens: 0.0,
             max_adapter_load: 0.0,

@@ -411,9 +411,12 @@ impl PredictivePolicy {
     /// Expected computation, with the caches of the engine where it is cheapest.
     fn min_service(input: &PolicyInput<'_>) -> Seconds {
         let tokens = input.request.total_input_tokens();
-        let services = input.cluster.prefills(input.request.model).iter().filter_map(|&ix| {
-            let load = input.loads.get(ix.as_usize())?;
+        let entries = input.cluster.prefills(input.request.model);
+        let stride = (entries.len() / PRICED_ENGINES).max(1);
+        let services = entries.iter().enumerate().filter_map(|(position, &ix)| {
             let cached = u64::from(input.prediction.hits(ix).total());
+            // Engines that have nothing of it differ only in their speed.
+            let load = input.loads.get(ix.as_usize()).filter(|_| cached > 0 || position % stride == 0)?;
             Some(load.service.seconds(tokens.saturating_sub(cached).max(1), cached))
         });
         services.fold(f64::INFINITY, f64::min)
@@ -497,15 +500,16 @@ impl PredictivePolicy {
 
 /// The available engine with the most of the prompt in its memory, and how many tokens that are.
 fn most_cached(input: &PolicyInput<'_>) -> Option<(InstanceIndex, u32)> {
+    let entries = input.cluster.prefills(input.request.model);
     let mut most: Option<(InstanceIndex, u32)> = None;
-    for &ix in input.cluster.prefills(input.request.model) {
+    for &ix in entries {
         let hits = input.prediction.hits(ix);
         let tokens = hits.l1_tokens.saturating_add(hits.l2_tokens);
-        if most.is_none_or(|(_, most)| tokens >= most) && is_available(input, ix) {
+        if tokens >= most.map_or(1, |(_, most)| most) && is_available(input, ix) {
             most = Some((ix, tokens));
         }
     }
-    most
+    most.or_else(|| entries.iter().rev().find(|&&ix| is_available(input, ix)).map(|&ix| (ix, 0)))
 }
 
 /// Queues a request without a choice.

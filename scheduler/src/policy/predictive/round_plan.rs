@@ -47,6 +47,10 @@ pub(super) struct RoundPlan {
     free_at: Vec<Seconds>,
     /// Engines that will be free sooner than was expected in the last round, or for the requests that were decided earlier in this one.
     sooner_free: Vec<InstanceIndex>,
+    /// Engines for which this round has planned or sent anything.
+    planned: Vec<InstanceIndex>,
+    /// What `due` was computed with: the longest fetch in tokens, and the longest load of an adapter.
+    preparation: (f64, Seconds),
 }
 
 /// Engines whose expected time changes by less are not compared again.
@@ -54,61 +58,86 @@ pub(super) const MIN_CHANGE: Seconds = 0.001;
 
 impl RoundPlan {
     pub(super) fn start_round(&mut self, round: &ScheduleRound<'_>, settings: &SchedulerOptions) {
-        self.work.clear();
-        self.work.resize(round.loads.len(), 0.0);
-        self.next_passes.clear();
-        self.next_passes.resize(round.loads.len(), None);
-        self.decodes.clear();
-        self.decodes.resize(round.loads.len(), DecodeBatch::default());
+        let preparation = (round.max_store_fetch_tokens, round.max_adapter_load);
         self.waiting_for_decodes = (0, 0.0);
         (self.requests, self.priced) = (0, 0);
         (self.queued, self.remaining) = (round.queued_requests, round.queued_requests);
-        (self.max_backlog, self.longest_fetch, self.fastest) = (0.0, 0.0, SLOWEST);
         self.sooner_free.clear();
-        self.free_at.resize(round.loads.len(), f64::INFINITY);
-        self.backlogs.clear();
-        self.fetch_per_token.clear();
-        self.due.clear();
-        // In one pass, because the loads of a large fleet do not fit into the processor's nearest cache.
-        for ((ix, instance), load) in InstanceIndex::all().zip(round.cluster.instances()).zip(round.loads) {
-            self.max_backlog = self.max_backlog.max(load.prefill_wait);
-            self.fastest = fastest(self.fastest, &load.service);
-            self.add_backlog(ix, load, round.now);
-            let per_token = load.fetch_per_token(&instance.cache);
-            self.fetch_per_token.push(per_token);
-            let computes = match instance.role {
-                InstanceRole::Decode => {
-                    instance.local_prefill
-                        && settings.tpot_target.is_some_and(|target| has_spare_time(load, target))
-                }
-                InstanceRole::Prefill | InstanceRole::Plain => true,
-            };
-            if !computes || !load.available {
-                self.due.push(f64::INFINITY);
-                continue;
-            }
-            let fetch = if round.max_store_fetch_tokens > 0.0 {
-                load.fetch_wait + FETCH_LATENCY + round.max_store_fetch_tokens * per_token
-            } else {
-                0.0
-            };
-            let preparation = fetch + round.max_adapter_load;
-            self.longest_fetch = self.longest_fetch.max(preparation);
-            let wait = load.min_wait().min(load.prefill_wait - preparation);
-            self.due.push(wait - load.next_pass.work - settings.slack);
+        let is_same = self.due.len() == round.loads.len() && self.preparation == preparation;
+        self.preparation = preparation;
+        let mut changed = std::mem::take(&mut self.planned);
+        changed.extend_from_slice(round.refreshed.unwrap_or_default());
+        if is_same && round.refreshed.is_some() && changed.len() < round.loads.len() {
+            changed.iter().for_each(|ix| self.set_load(round, settings, *ix));
+        } else {
+            self.start_with_all(round, settings);
         }
+        changed.clear();
+        self.planned = changed;
         self.update_first_due();
     }
 
-    fn add_backlog(&mut self, ix: InstanceIndex, load: &InstanceLoad, now: Seconds) {
-        let backlog = if load.available { load.min_wait() } else { f64::INFINITY };
-        self.backlogs.push(backlog);
-        if let Some(before) = self.free_at.get_mut(ix.as_usize()) {
-            if now + backlog + MIN_CHANGE < *before {
-                self.sooner_free.push(ix);
-            }
-            *before = now + backlog;
+    fn start_with_all(&mut self, round: &ScheduleRound<'_>, settings: &SchedulerOptions) {
+        let engines = round.loads.len();
+        self.work.clear();
+        self.work.resize(engines, 0.0);
+        self.next_passes.clear();
+        self.next_passes.resize(engines, None);
+        self.decodes.clear();
+        self.decodes.resize(engines, DecodeBatch::default());
+        (self.max_backlog, self.longest_fetch, self.fastest) = (0.0, 0.0, SLOWEST);
+        self.free_at.resize(engines, f64::INFINITY);
+        self.backlogs.resize(engines, 0.0);
+        self.fetch_per_token.resize(engines, 0.0);
+        self.due.resize(engines, f64::INFINITY);
+        // In one pass, because the loads of a large fleet do not fit into the processor's nearest cache.
+        for ix in InstanceIndex::all().take(engines) {
+            self.set_load(round, settings, ix);
         }
+    }
+
+    /// Starts the round with an engine's load, without any planned work. What is known of all engines together stays a bound.
+    fn set_load(&mut self, round: &ScheduleRound<'_>, settings: &SchedulerOptions, ix: InstanceIndex) {
+        let position = ix.as_usize();
+        let (Some(instance), Some(load)) = (round.cluster.get(ix), round.loads.get(position)) else { return };
+        self.work[position] = 0.0;
+        self.next_passes[position] = None;
+        self.decodes[position] = DecodeBatch::default();
+        self.max_backlog = self.max_backlog.max(load.prefill_wait);
+        self.fastest = fastest(self.fastest, &load.service);
+        self.set_backlog(ix, load, round.now);
+        let per_token = load.fetch_per_token(&instance.cache);
+        self.fetch_per_token[position] = per_token;
+        let computes = match instance.role {
+            InstanceRole::Decode => {
+                instance.local_prefill
+                    && settings.tpot_target.is_some_and(|target| has_spare_time(load, target))
+            }
+            InstanceRole::Prefill | InstanceRole::Plain => true,
+        };
+        if !computes || !load.available {
+            self.due[position] = f64::INFINITY;
+            return;
+        }
+        let fetch = if round.max_store_fetch_tokens > 0.0 {
+            load.fetch_wait + FETCH_LATENCY + round.max_store_fetch_tokens * per_token
+        } else {
+            0.0
+        };
+        let preparation = fetch + round.max_adapter_load;
+        self.longest_fetch = self.longest_fetch.max(preparation);
+        let wait = load.min_wait().min(load.prefill_wait - preparation);
+        self.due[position] = wait - load.next_pass.work - settings.slack;
+    }
+
+    fn set_backlog(&mut self, ix: InstanceIndex, load: &InstanceLoad, now: Seconds) {
+        let position = ix.as_usize();
+        let backlog = if load.available { load.min_wait() } else { f64::INFINITY };
+        self.backlogs[position] = backlog;
+        if now + backlog + MIN_CHANGE < self.free_at[position] {
+            self.sooner_free.push(ix);
+        }
+        self.free_at[position] = now + backlog;
     }
 
     /// Starts the next request of the round.
@@ -149,6 +178,7 @@ impl RoundPlan {
 
     /// Plans a queued request's sequences on a decode that is too slow for it before `due`.
     pub(super) fn add_decode(&mut self, ix: InstanceIndex, batch: DecodeBatch, due: Seconds) {
+        self.planned.push(ix);
         if let Some(planned) = self.decodes.get_mut(ix.as_usize()) {
             *planned = *planned + batch;
         }
@@ -196,6 +226,7 @@ impl RoundPlan {
         estimate: &PrefillEstimate,
         load: &InstanceLoad,
     ) {
+        self.planned.push(ix);
         if let Some(backlog) = self.backlogs.get_mut(ix.as_usize()) {
             *backlog += estimate.service;
         }
