@@ -96,6 +96,9 @@ impl RouteConstraints {
 
     /// The engines that the request must avoid.
     pub(super) fn excluded(&self, fleet: &FleetSnapshot) -> Vec<InstanceIndex> {
+        if self.allows_all_available() && fleet.is_all_available() {
+            return Vec::new();
+        }
         let (trial, required) = (self.trial(fleet), self.required_engine(fleet));
         let is_other = |member: &FleetMember| {
             member.instance.role != EngineRole::Prefill
@@ -106,6 +109,16 @@ impl RouteConstraints {
             .filter(|(_, member)| is_other(member) || self.excludes(member, trial))
             .map(|(ix, _)| ix)
             .collect()
+    }
+
+    /// Whether the request may use each engine that is available, without a look at it.
+    fn allows_all_available(&self) -> bool {
+        matches!(self.api, InferenceApi::Chat | InferenceApi::Completions)
+            && self.tier != EligibilityTier::Trial
+            && self.samples == 1
+            && !self.continues_response
+            && self.adapter.is_none()
+            && self.tried.is_empty()
     }
 
     /// The engine that has the response to be continued, if it is in the fleet and has not failed this request. Others answer that they do
@@ -144,6 +157,9 @@ impl RouteConstraints {
     fn trial<'a>(&self, fleet: &'a FleetSnapshot) -> Option<&'a FleetMember> {
         if !matches!(self.tier, EligibilityTier::Trial | EligibilityTier::Available) || !self.tried.is_empty()
         {
+            return None;
+        }
+        if fleet.is_all_available() {
             return None;
         }
         let mut suspects =

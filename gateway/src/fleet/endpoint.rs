@@ -7,6 +7,7 @@ use moongate_discovery::InstanceId;
 use tokio::time::Instant;
 
 use super::adapter_loads::AdapterLoadStates;
+use super::availability::AvailabilityEvents;
 use super::breaker::{BreakerLimits, CircuitBreaker};
 use super::in_flight::InFlightCount;
 use super::prompts::PromptCounters;
@@ -38,21 +39,29 @@ pub(crate) struct UpstreamEndpoint {
     /// Slots of the engine's ranks in the index.
     pub(crate) index_slots: EngineSlots,
     healthy: AtomicBool,
+    availability: Arc<AvailabilityEvents>,
 }
 
 impl UpstreamEndpoint {
-    pub(crate) fn new(id: InstanceId, url: &str, limits: &EndpointLimits, index: Arc<KvIndex>) -> Self {
+    pub(crate) fn new(
+        id: InstanceId,
+        url: &str,
+        limits: &EndpointLimits,
+        index: Arc<KvIndex>,
+        availability: Arc<AvailabilityEvents>,
+    ) -> Self {
         Self {
             id,
             pool: Arc::new(ConnectionPool::new(url, limits.pool.clone())),
             in_flight: InFlightCount::default(),
             prompt_counters: PromptCounters::default(),
             breaker: CircuitBreaker::new(limits.breaker),
-            silence: SilenceMonitor::new(limits.silence.clone()),
+            silence: SilenceMonitor::new(limits.silence.clone(), availability.clone()),
             tokenize_methods: TokenizeMethods::default(),
             adapter_loads: AdapterLoadStates::default(),
             index_slots: EngineSlots::new(index),
             healthy: AtomicBool::new(true),
+            availability,
         }
     }
 
@@ -75,7 +84,9 @@ impl UpstreamEndpoint {
 
     /// Returns whether the state changed.
     pub(crate) fn set_healthy(&self, healthy: bool) -> bool {
-        self.healthy.swap(healthy, Ordering::Relaxed) != healthy
+        let has_changed = self.healthy.swap(healthy, Ordering::Relaxed) != healthy;
+        self.availability.record();
+        has_changed
     }
 
     pub(crate) fn record_failure(&self, error: &LegError) {
@@ -89,6 +100,7 @@ impl UpstreamEndpoint {
         }
         if error.blames_engine() {
             self.breaker.record_failure();
+            self.availability.record();
         } else if !matches!(error, LegError::NoConnectionLeft) {
             self.breaker.record_success();
         }

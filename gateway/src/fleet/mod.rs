@@ -2,6 +2,7 @@
 //! health, breaker).
 
 mod adapter_loads;
+mod availability;
 mod breaker;
 mod cache_rules;
 mod decision;

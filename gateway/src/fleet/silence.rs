@@ -12,6 +12,8 @@ use moongate_runtime::BackoffPolicy;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::availability::AvailabilityEvents;
+
 /// Consecutive clients that leave without a byte until an engine becomes suspect.
 const MIN_ABANDONED_REQUESTS: u32 = 3;
 /// A silent request counts as abandoned, or leaves a suspect engine, after its limit divided by this.
@@ -70,6 +72,7 @@ impl SuspicionReason {
 #[derive(Debug)]
 pub(crate) struct SilenceMonitor {
     limits: SilenceLimits,
+    availability: Arc<AvailabilityEvents>,
     start: Instant,
     /// Milliseconds after `start` of the latest output for any request.
     progress_ms: AtomicU64,
@@ -87,9 +90,10 @@ pub(crate) struct SilenceMonitor {
 }
 
 impl SilenceMonitor {
-    pub(crate) fn new(limits: SilenceLimits) -> Self {
+    pub(crate) fn new(limits: SilenceLimits, availability: Arc<AvailabilityEvents>) -> Self {
         Self {
             limits,
+            availability,
             start: Instant::now(),
             progress_ms: AtomicU64::new(0),
             expected_silence_until_ms: AtomicU64::new(0),
@@ -186,6 +190,7 @@ impl SilenceMonitor {
         self.next_trial_ms.store(self.ms(now) + millis(self.limits.trial_pauses.initial), Ordering::Relaxed);
         let new = !self.suspect.swap(true, Ordering::Relaxed);
         if new {
+            self.availability.record();
             self.limits.suspected.notify_one();
         }
         new
@@ -221,13 +226,14 @@ mod tests {
     const FLOOR: Duration = Duration::from_secs(2);
 
     fn monitor() -> SilenceMonitor {
-        SilenceMonitor::new(SilenceLimits {
+        let limits = SilenceLimits {
             factor: 4.0,
             floor: FLOOR,
             stall: Duration::from_secs(10),
             trial_pauses: BackoffPolicy { initial: Duration::from_secs(1), max: Duration::from_secs(4) },
             suspected: Arc::default(),
-        })
+        };
+        SilenceMonitor::new(limits, Arc::default())
     }
 
     async fn pass(seconds: f64) {

@@ -8,8 +8,10 @@ use moongate_discovery::{
     KvTransferMethod, PhysicalLocation, Topology,
 };
 use moongate_scheduler as scheduler;
+use scheduler::index::EngineSlot;
 use scheduler::{InstanceIndex, ModelIndex, PairingDomain, SchedulableFleet};
 
+use super::availability::{AvailabilityCheck, AvailabilityEvents};
 use super::cache_rules::cache_rules;
 use super::endpoint::{EndpointLimits, UpstreamEndpoint};
 use super::group::EngineGroup;
@@ -68,6 +70,8 @@ pub(crate) struct FleetSnapshot {
     pub(crate) cluster: Arc<SchedulableFleet>,
     /// In the same order as `cluster`.
     pub(crate) members: Vec<FleetMember>,
+    /// Each member's slot in the index, in the same order: read for each request, without a look at the members.
+    pub(crate) slots: Vec<Option<EngineSlot>>,
     /// Position of each member, by its name.
     pub(super) positions: HashMap<Arc<str>, InstanceIndex>,
     /// Every endpoint of the topology, including instances that are not usable now.
@@ -88,6 +92,9 @@ pub(crate) struct FleetSnapshot {
     pub(crate) adapters: Arc<AdapterTable>,
     /// Listed instances that are not usable, with the reason.
     pub(crate) unusable: Vec<UnusableInstance>,
+    /// Of all endpoints, including those of earlier snapshots.
+    pub(super) availability: Arc<AvailabilityEvents>,
+    pub(super) all_available: AvailabilityCheck,
 }
 
 /// Why no engine can receive requests for a model.
@@ -124,6 +131,7 @@ impl FleetSnapshot {
             models: previous.models.clone(),
             model_names: previous.model_names.clone(),
             adapters,
+            availability: previous.availability.clone(),
             ..FleetSnapshot::default()
         };
         let mut interner = TopologyInterner::default();
@@ -134,7 +142,8 @@ impl FleetSnapshot {
                 previous.endpoints.get(&instance.id).filter(|existing| existing.pool.goes_to(&instance.url));
             let endpoint = existing.cloned().unwrap_or_else(|| {
                 let id = instance.id.clone();
-                Arc::new(UpstreamEndpoint::new(id, &instance.url, limits, index.clone()))
+                let availability = fleet.availability.clone();
+                Arc::new(UpstreamEndpoint::new(id, &instance.url, limits, index.clone(), availability))
             });
             fleet.endpoints.insert(instance.id.clone(), endpoint.clone());
             if let Some(models) = models(instance, previous) {
@@ -188,6 +197,7 @@ impl FleetSnapshot {
             listed.chain(engines).map(|(host, location)| (host.to_owned(), interner.location(location)));
         fleet.hosts = hosts.collect();
         fleet.cluster = Arc::new(SchedulableFleet::new(instances));
+        fleet.slots = fleet.members.iter().map(|member| member.slot().map(|slot| slot.slot())).collect();
         let models =
             (0..fleet.model_names.len()).map(|index| ModelIndex(u32::try_from(index).unwrap_or(u32::MAX)));
         fleet.groups = models.map(|model| fleet.group_members(model)).collect();

@@ -457,8 +457,12 @@ impl PromptPrediction {
     /// The hits in the order of a fleet's cluster.
     pub(crate) fn for_fleet(&self, fleet: &FleetSnapshot) -> CacheHitPrediction {
         // Short, if no engine has anything.
-        let members = if self.by_slot.is_empty() { &[][..] } else { &fleet.members };
-        let of_members = || members.iter().map(|member| self.of(member));
+        let slots = if self.by_slot.is_empty() { &[][..] } else { &fleet.slots };
+        let of_members = || {
+            slots.iter().map(|slot| {
+                slot.and_then(|slot| self.by_slot.get(slot.as_usize())).copied().unwrap_or_default()
+            })
+        };
         let distance = StoreDistance::new(&self.block_sites, fleet).map(|mut distance| {
             InstanceIndex::all()
                 .zip(of_members())
