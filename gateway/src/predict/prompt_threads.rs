@@ -19,6 +19,10 @@ use tokio::time::{Instant, timeout_at};
 /// that short prompts do not wait for long ones, and long ones do not wait forever.
 const AGEING_PER_BYTE: Duration = Duration::from_nanos(100);
 
+/// Prompts of together at most this many bytes are read one after the other before their requests go on. Waking a thread takes longer than
+/// reading one of them.
+const BATCH_BYTES: usize = 4 << 10;
+
 /// The threads, and what they are to read.
 #[derive(Debug, Clone)]
 pub(crate) struct PromptThreads {
@@ -38,8 +42,12 @@ struct PromptQueue {
 
 struct QueuedJob {
     due: Instant,
-    run: Box<dyn FnOnce() + Send>,
+    bytes: usize,
+    /// Reads the prompt, and returns what passes the result on.
+    run: Box<dyn FnOnce() -> FinishedJob + Send>,
 }
+
+type FinishedJob = Box<dyn FnOnce() + Send>;
 
 impl PromptThreads {
     /// Starts `threads`, which end with the supervisor. A prompt that is not read within `limit` is given up.
@@ -66,14 +74,19 @@ impl PromptThreads {
     ) -> Result<T, ReadTooLate> {
         let arrived = Instant::now();
         let (sender, result) = oneshot::channel();
-        let run = move || {
+        let run = move || -> FinishedJob {
             // What is late is not awaited any more.
-            if !sender.is_closed() {
-                let _unwanted = sender.send(read());
+            if sender.is_closed() {
+                return Box::new(|| ());
             }
+            let result = read();
+            Box::new(move || drop(sender.send(result)))
         };
         let ageing = AGEING_PER_BYTE * u32::try_from(bytes).unwrap_or(u32::MAX);
-        self.queue.push(QueuedJob { due: arrived + ageing, run: Box::new(run) });
+        self.queue.jobs.lock().push(Reverse(QueuedJob { due: arrived + ageing, bytes, run: Box::new(run) }));
+        // Other requests of this thread that are ready add theirs first.
+        tokio::task::yield_now().await;
+        self.queue.added.notify_one();
         match timeout_at(arrived + self.limit, result).await {
             Ok(Ok(read)) => Ok(read),
             // After a panic, or at shutdown.
@@ -83,28 +96,43 @@ impl PromptThreads {
 }
 
 impl PromptQueue {
-    fn push(&self, job: QueuedJob) {
-        self.jobs.lock().push(Reverse(job));
-        self.added.notify_one();
+    /// The next prompts to read, and whether there are more.
+    fn take_batch(&self, batch: &mut Vec<QueuedJob>) -> bool {
+        let mut jobs = self.jobs.lock();
+        let mut bytes: usize = 0;
+        while let Some(Reverse(next)) = jobs.peek() {
+            bytes = bytes.saturating_add(next.bytes);
+            if bytes > BATCH_BYTES && !batch.is_empty() {
+                break;
+            }
+            batch.extend(jobs.pop().map(|Reverse(job)| job));
+        }
+        !jobs.is_empty()
     }
 
     async fn run_jobs(&self) {
+        let (mut batch, mut finished) = (Vec::new(), Vec::new());
         loop {
-            let (job, has_more) = {
-                let mut jobs = self.jobs.lock();
-                (jobs.pop(), !jobs.is_empty())
-            };
-            let Some(Reverse(job)) = job else {
+            let has_more = self.take_batch(&mut batch);
+            if batch.is_empty() {
                 self.added.notified().await;
                 continue;
-            };
+            }
             // Notifications of several prompts may be one.
             if has_more {
                 self.added.notify_one();
             }
-            if catch_unwind(AssertUnwindSafe(job.run)).is_err() {
-                tracing::error!("reading a prompt panicked; its request is routed without a prediction");
+            for job in batch.drain(..) {
+                match catch_unwind(AssertUnwindSafe(job.run)) {
+                    Ok(result) => finished.push(result),
+                    Err(_) => {
+                        tracing::error!(
+                            "reading a prompt panicked; its request is routed without a prediction"
+                        );
+                    }
+                }
             }
+            finished.drain(..).for_each(|pass_on: FinishedJob| pass_on());
         }
     }
 }

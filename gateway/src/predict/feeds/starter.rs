@@ -1,11 +1,12 @@
 //! Starts and stops feeds as engines are listed and delisted, and loads their tokenizers.
 
 use std::collections::HashMap;
-use std::panic::resume_unwind;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use moongate_discovery::KvEventSource;
 use moongate_runtime::Supervisor;
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use super::apply::EngineEventApplier;
@@ -13,7 +14,7 @@ use super::engine::{EngineFeed, EngineFeedSource};
 use crate::feedback::EventFeedMetrics;
 use crate::fleet::{FleetMember, FleetReader, FleetSnapshot, UpstreamEndpoint};
 use crate::kv_index::RankSlots;
-use crate::predict::models::ModelTokenizers;
+use crate::predict::models::{ModelTokenizers, TokenizerLoadTask};
 
 /// A running feed, stopped on drop.
 #[derive(Debug)]
@@ -135,16 +136,24 @@ impl FeedStarter {
             for name in &facts.models {
                 let Some(claim) = self.models.claim(name, facts) else { continue };
                 let models = self.models.clone();
-                self.supervisor.spawn("load-tokenizer", async move {
-                    let loading = tokio::task::spawn_blocking(move || models.load(&claim));
-                    // Cancelled only at shutdown.
-                    if let Err(error) = loading.await
-                        && let Ok(panic) = error.try_into_panic()
-                    {
-                        resume_unwind(panic);
-                    }
-                });
+                self.supervisor.spawn("load-tokenizer", load_on_thread(models, claim));
             }
         }
+    }
+}
+
+/// Loads a tokenizer on a thread that ends then, so that the memory that loading takes is returned to the system: up to 100 MB, a part of
+/// which belongs to the thread, because the library has caches for each.
+async fn load_on_thread(models: Arc<ModelTokenizers>, claim: TokenizerLoadTask) {
+    let (sender, loaded) = oneshot::channel();
+    let load = move || {
+        let loaded = catch_unwind(AssertUnwindSafe(|| models.load(&claim)));
+        let _ended = sender.send(loaded);
+    };
+    let thread = std::thread::Builder::new().name("load-tokenizer".to_owned()).spawn(load);
+    if let Err(error) = thread {
+        tracing::error!(%error, "cannot start the thread that loads a tokenizer: prompts are not tokenized");
+    } else if let Ok(Err(panic)) = loaded.await {
+        resume_unwind(panic);
     }
 }
