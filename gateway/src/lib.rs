@@ -64,3 +64,5 @@ pub use request_body::{
     MemberSearchError, StreamEnd, accepts, is_transfer_member, is_user_data, without_transfer_members,
 };
 pub use response::{SseError, SseFramer};
+#[doc(hidden)]
+pub use upstream::{NotHttp, ResponseParser};

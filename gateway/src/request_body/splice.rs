@@ -1,10 +1,6 @@
 //! A request body with replaced and appended members, without copying or re-serializing the rest.
 
-use std::pin::Pin;
-use std::task::{Context, Poll};
-
 use bytes::Bytes;
-use http_body::{Body, Frame, SizeHint};
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
@@ -30,12 +26,11 @@ impl MemberEdit {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct SplicedBody {
     chunks: Vec<Bytes>,
-    next: usize,
 }
 
 impl SplicedBody {
     pub(crate) fn verbatim(body: Bytes) -> Self {
-        Self { chunks: vec![body], next: 0 }
+        Self { chunks: vec![body] }
     }
 
     /// `body` with `edits` applied where their members exist, and `appended` (JSON members such as `"a":1,"b":2`) inserted before
@@ -55,7 +50,7 @@ impl SplicedBody {
         }
         let Some(brace) = memchr::memrchr(b'}', body).filter(|_| !appended.is_empty()) else {
             chunks.push(body.slice(from..));
-            return Self { chunks, next: 0 };
+            return Self { chunks };
         };
         chunks.push(body.slice(from..brace));
         if !fields.is_empty_object {
@@ -63,42 +58,26 @@ impl SplicedBody {
         }
         chunks.push(appended);
         chunks.push(Bytes::from_static(b"}"));
-        Self { chunks, next: 0 }
+        Self { chunks }
     }
 
     pub(crate) fn len(&self) -> u64 {
-        self.chunks[self.next.min(self.chunks.len())..].iter().map(|chunk| chunk.len() as u64).sum()
+        self.chunks.iter().map(|chunk| chunk.len() as u64).sum()
+    }
+
+    /// In order; some may be empty.
+    pub(crate) fn chunks(&self) -> &[Bytes] {
+        &self.chunks
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of_chunks(chunks: Vec<Bytes>) -> Self {
+        Self { chunks }
     }
 
     /// All chunks in one buffer.
     pub(crate) fn to_vec(&self) -> Vec<u8> {
         self.chunks.concat()
-    }
-}
-
-impl Body for SplicedBody {
-    type Data = Bytes;
-    type Error = std::convert::Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        while let Some(chunk) = self.chunks.get(self.next).cloned() {
-            self.next += 1;
-            if !chunk.is_empty() {
-                return Poll::Ready(Some(Ok(Frame::data(chunk))));
-            }
-        }
-        Poll::Ready(None)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.len() == 0
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.len())
     }
 }
 

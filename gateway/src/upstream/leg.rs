@@ -13,8 +13,9 @@ use http::Response;
 use moongate_runtime::tls_error_hint;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::connection::{EngineResponseBody, ExchangeError};
+use super::connection::{EngineResponseBody, TransportError};
 use super::pool::{ConnectionPool, PreparedRequest};
+use super::response_parser::NotHttp;
 use crate::lora_adapters::AdapterLoadError;
 use crate::response::SseError;
 
@@ -79,8 +80,10 @@ pub(crate) enum LegError {
     Connect(io::Error),
     /// All connections that this gateway may have to engines are in use.
     NoConnectionLeft,
-    /// The connection broke, or the response was not HTTP.
-    Transport(hyper::Error),
+    /// The connection broke.
+    Transport(io::Error),
+    /// The response was not HTTP.
+    NotHttp(NotHttp),
     /// The peer closed before the response was complete.
     Closed,
     /// A time limit passed; the text says which.
@@ -108,12 +111,10 @@ impl fmt::Display for LegError {
                 f.write_str("not contacted: this gateway has reached its limit of open files (ulimit -n)")
             }
             LegError::Transport(error) => {
-                write!(f, "{error}")?;
-                if let Some(source) = std::error::Error::source(error) {
-                    write!(f, ": {source}")?;
-                }
+                write!(f, "the connection broke: {error}")?;
                 write_source(f, error)
             }
+            LegError::NotHttp(error) => write!(f, "{error}"),
             LegError::Closed => f.write_str("closed the connection before the response was complete"),
             LegError::Timeout(what, limit) => write!(f, "{what} within {limit:?}"),
             LegError::Silent(silence) => write!(f, "has produced no output for {silence:?}"),
@@ -137,9 +138,13 @@ fn excerpt(body: &[u8]) -> String {
     text.trim().to_owned()
 }
 
-impl From<ExchangeError> for LegError {
-    fn from(error: ExchangeError) -> Self {
-        error.error.map_or(LegError::Closed, LegError::Transport)
+impl From<TransportError> for LegError {
+    fn from(error: TransportError) -> Self {
+        match error {
+            TransportError::Closed => LegError::Closed,
+            TransportError::Io(error) => LegError::Transport(error),
+            TransportError::NotHttp(error) => LegError::NotHttp(error),
+        }
     }
 }
 
@@ -173,7 +178,7 @@ impl LegError {
         match self {
             LegError::Connect(_) => "connect",
             LegError::NoConnectionLeft => "no_connection_left",
-            LegError::Transport(_) => "transport",
+            LegError::Transport(_) | LegError::NotHttp(_) => "transport",
             LegError::Closed => "closed",
             LegError::Timeout(..) => "timeout",
             LegError::Silent(_) => "silent",
@@ -284,8 +289,7 @@ impl LegExchange {
                     self.deadline = now + self.limits.idle;
                     return Poll::Ready(LegEvent::Data(data));
                 }
-                Poll::Ready(Some(Err(Some(error)))) => LegEvent::Failed(LegError::Transport(error)),
-                Poll::Ready(Some(Err(None))) => LegEvent::Failed(LegError::Closed),
+                Poll::Ready(Some(Err(error))) => LegEvent::Failed(error.into()),
                 Poll::Ready(None) => LegEvent::End,
             },
         };

@@ -5,15 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use http::header::HOST;
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
+use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use moongate_runtime::ClientTls;
 use moongate_runtime::net::TcpStream;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
-use super::connection::{EngineConnection, EngineConnectionGuard, EngineResponseBody, ExchangeError};
+use super::connection::{EngineConnection, EngineConnectionGuard, EngineResponseBody};
 use super::leg::LegError;
 use crate::request_body::SplicedBody;
 
@@ -82,16 +81,16 @@ impl ConnectionPool {
         &self,
         request: PreparedRequest,
     ) -> Result<(Response<()>, EngineResponseBody), LegError> {
+        let host = self.host.as_ref();
         if let Some(connection) = self.checkout() {
-            match connection.exchange(request.to(self.host.as_ref())).await {
+            match connection.exchange(&request, host).await {
                 Ok(response) => return Ok(response),
-                Err(ExchangeError { reused: true, error })
-                    if error.as_ref().is_none_or(closed_before_response) => {}
-                Err(error) => return Err(LegError::from(error)),
+                Err(error) if error.never_arrived() => {}
+                Err(error) => return Err(LegError::from(error.error)),
             }
         }
         let connection = self.connect().await?;
-        Ok(connection.exchange(request.to(self.host.as_ref())).await?)
+        connection.exchange(&request, host).await.map_err(|error| LegError::from(error.error))
     }
 
     /// Returns a connection to the pool.
@@ -133,14 +132,13 @@ impl ConnectionPool {
         let stream = stream.map_err(|_| timed_out("TCP connection timed out"))?.map_err(connect_error)?;
         stream.set_nodelay(true).map_err(LegError::Connect)?;
         if !self.tls {
-            return EngineConnection::handshake(stream, open).await.map_err(LegError::Transport);
+            return Ok(EngineConnection::new(stream, open));
         }
         let host = self.authority.rsplit_once(':').map_or(&*self.authority, |(host, _)| host);
         let handshake = self.limits.trust.connect(host.trim_matches(['[', ']']), stream);
         let remaining = self.limits.connect_timeout.saturating_sub(started.elapsed());
         let stream = timeout(remaining, handshake).await.map_err(|_| timed_out("TLS handshake timed out"))?;
-        let stream = stream.map_err(LegError::Connect)?;
-        EngineConnection::handshake(stream, open).await.map_err(LegError::Transport)
+        Ok(EngineConnection::new(stream.map_err(LegError::Connect)?, open))
     }
 }
 
@@ -171,31 +169,4 @@ pub(crate) struct PreparedRequest {
     /// Headers of this leg, which replace shared ones of the same name. The pool adds `host`.
     pub(crate) extra_headers: Vec<(HeaderName, HeaderValue)>,
     pub(crate) body: SplicedBody,
-}
-
-impl PreparedRequest {
-    fn to(&self, host: Option<&HeaderValue>) -> Request<SplicedBody> {
-        let mut request = Request::new(self.body.clone());
-        *request.method_mut() = self.method.clone();
-        *request.uri_mut() = self.uri.clone();
-        let mut headers = HeaderMap::clone(&self.headers);
-        let host = host.map(|host| (HOST, host.clone()));
-        for (name, value) in self.extra_headers.iter().cloned().chain(host) {
-            headers.insert(name, value);
-        }
-        *request.headers_mut() = headers;
-        request
-    }
-}
-
-fn closed_before_response(error: &hyper::Error) -> bool {
-    error.is_incomplete_message() || error.is_closed() || error.is_canceled() || {
-        let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
-        source.is_some_and(|io| {
-            matches!(
-                io.kind(),
-                io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::NotConnected
-            )
-        })
-    }
 }
