@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn connections_are_not_reused_when_the_engine_closes_or_sends_more() {
+    async fn connections_are_closed_if_the_engine_closes_or_sends_more() {
         for response in [
             &b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok"[..],
             b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nok",
