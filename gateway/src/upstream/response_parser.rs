@@ -73,10 +73,11 @@ impl ResponseParser {
     }
 
     fn check_head_length(&self) -> Result<Option<Response<()>>, NotHttp> {
-        // A server of another protocol need not send the end of a head.
+        // A server of another protocol need not send the end of a head. Empty lines before it are allowed.
         let expected = b"HTTP/1.";
-        let length = self.received.len().min(expected.len());
-        if self.received[..length] != expected[..length] && !self.received.starts_with(b"\r\n") {
+        let start = self.received.iter().position(|byte| !matches!(byte, b'\r' | b'\n'));
+        let begin = start.map_or(&[][..], |start| &self.received[start..]);
+        if !begin.iter().zip(expected).all(|(byte, expected)| byte == expected) {
             return Err(NotHttp("the start of its response is not that of HTTP/1"));
         }
         if self.received.len() > MAX_HEAD_BYTES {
@@ -261,6 +262,7 @@ mod tests {
         let longer = pieces().chain(std::iter::repeat_n(line, 3));
         assert!(parse(longer).is_err());
         assert!(parse(std::iter::once(&b"220 smtp.example"[..])).is_err(), "another protocol");
+        assert_eq!(parse([&b"\r"[..], b"\nHTT", b"P/1.1 2"].into_iter()), Ok(None));
     }
 
     /// Responses, some of them malformed.
