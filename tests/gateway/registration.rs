@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use moongate_loadtest::engine::SimEngine;
+use moongate_testkit::free_port;
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -173,9 +174,9 @@ fn dropped_log_lines(metrics: &str) -> u64 {
     value.unwrap().parse().unwrap()
 }
 
-/// An address with a port that was just free: the log with a port chosen by the program is not readable here.
+/// An address with a free port: the log with a port chosen by the program is not readable here.
 fn free_address() -> String {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+    format!("127.0.0.1:{}", free_port())
 }
 
 /// With standard error closed, a pipe without a reader, or a full disk: lines are dropped and counted, and the programs serve.

@@ -93,8 +93,7 @@ async fn store_nodes_are_replaced_one_after_another_without_a_loss() {
     let client = namespace.client.clone();
     install(&client).await;
     let nodes =
-        StoreNodePods::new(&master.rpc_address().to_string(), &master.service_addresses().admin.to_string())
-            .await;
+        StoreNodePods::new(&master.rpc_address().to_string(), &master.service_addresses().admin.to_string());
     let _kubelet =
         FakeKubelet::run(client.clone(), &namespace.name, KubeletTimings::default(), nodes.clone())
             .await

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use moongate_testkit::{PodRuntime, pod_address};
+use moongate_testkit::{PodRuntime, free_port, pod_address};
 use parking_lot::Mutex;
 use serde_json::Value;
-use tokio::net::TcpListener;
 
 use crate::harness::process::MoongateProcess;
 use crate::harness::{client, wait_until};
@@ -40,10 +39,9 @@ pub(crate) struct StoreNodePods {
 }
 
 impl StoreNodePods {
-    pub(crate) async fn new(master: &str, admin: &str) -> Self {
-        let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    pub(crate) fn new(master: &str, admin: &str) -> Self {
         Self {
-            port: free.local_addr().unwrap().port(),
+            port: free_port(),
             seen: Arc::default(),
             master: master.to_owned(),
             admin: admin.to_owned(),
