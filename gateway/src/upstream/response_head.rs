@@ -75,7 +75,7 @@ pub(super) fn parse(received: &[u8], has_no_body: bool) -> Result<Option<(Receiv
     let is_ambiguous = map.contains_key(TRANSFER_ENCODING) && map.contains_key(CONTENT_LENGTH);
     let keeps_connection = framing != BodyFraming::Connection
         && !is_ambiguous
-        && if is_http_1_1 { !names(&map, "close") } else { names(&map, "keep-alive") };
+        && if is_http_1_1 { !has_option(&map, "close") } else { has_option(&map, "keep-alive") };
     let mut response = Response::new(());
     *response.status_mut() = status;
     *response.headers_mut() = map;
@@ -83,7 +83,7 @@ pub(super) fn parse(received: &[u8], has_no_body: bool) -> Result<Option<(Receiv
 }
 
 /// Whether the header `Connection` has this option.
-fn names(headers: &HeaderMap, option: &str) -> bool {
+fn has_option(headers: &HeaderMap, option: &str) -> bool {
     let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).any(|one| one.trim().eq_ignore_ascii_case(option))
 }
