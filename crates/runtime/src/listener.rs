@@ -5,7 +5,9 @@
 //! knowledge (h2c), at no cost per request.
 
 mod connection;
+mod prefixed_stream;
 mod rejection;
+mod response_stream;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -30,6 +32,7 @@ use crate::Supervisor;
 use crate::net::{self, TcpListener, TcpStream};
 
 pub use rejection::ConnectionRejection;
+pub use response_stream::RequestRead;
 pub(crate) use tls::certificates;
 pub use tls::{ClientCertificate, ServerTls, ServerTlsFiles, TlsConfigError};
 

@@ -9,6 +9,7 @@ use http::header::{
     CONTENT_LENGTH, PROXY_AUTHENTICATE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 use http::{HeaderMap, HeaderName, Response};
+use moongate_runtime::listener::RequestRead;
 use tokio_util::sync::CancellationToken;
 
 use super::merge::{SampleResponse, merge_complete, merge_stream};
@@ -76,7 +77,7 @@ impl DispatchedResponse {
             Self::Single(started) => respond_single(request, started, recorder),
             Self::Samples(head, samples) => {
                 recorder.span().set_status(head.status());
-                head.map(|()| Body::new(merge_stream(request.api, samples, recorder)))
+                streamed(head, Body::new(merge_stream(request.api, samples, recorder)))
             }
             Self::Merged(head, body) => {
                 recorder.span().set_status(head.status());
@@ -103,20 +104,25 @@ fn respond_single(
     }
     recorder.span().set_status(head.status());
     to_client(head.headers_mut());
-    let body = match payload {
+    match payload {
         ResponsePayload::Complete(body, usage) => {
             recorder.set_sample_of_batch();
             in_flight.record_response_complete(usage.map_or(0, |usage| usage.completion_tokens));
             recorder.completed(usage, prefill_usage, &body, |finish| {
                 finish.add(&ResponseSummary::read(&body));
             });
-            Body::from(body)
+            head.map(|()| Body::from(body))
         }
         ResponsePayload::Streaming { pair, first, events } => {
             recorder.set_ttft_prediction(ttft_prediction.filter(|_| events.is_some()));
-            Body::new(relay(request, (pair, first, events), in_flight, Some(recorder)))
+            streamed(head, Body::new(relay(request, (pair, first, events), in_flight, Some(recorder))))
         }
-    };
+    }
+}
+
+/// The listener streams the body with little memory, since requests are dispatched only when their bodies are complete.
+fn streamed(mut head: Response<()>, body: Body) -> Response<Body> {
+    head.extensions_mut().insert(RequestRead);
     head.map(|()| body)
 }
 

@@ -2,7 +2,7 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::{Request, Response};
@@ -10,10 +10,14 @@ use http_body::Body;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tower::ServiceExt as _;
 use tower::util::Oneshot;
 
+use super::prefixed_stream::PrefixedStream;
+use super::response_stream::{
+    ResponseStreamError, ResponseWriter, StreamedResponse, StreamedResponseSlot, StreamingService,
+};
 use super::tls::{self, ClientCertificate, ServerTls};
 use super::{BoxError, ListenerLimits, ListenerPhase, ListenerState, PeerAddr};
 use crate::Supervisor;
@@ -128,32 +132,108 @@ impl HttpProtocols {
         B::Error: Into<BoxError>,
     {
         let peer = service.peer.0;
-        let io = TokioIo::new(stream);
         // Boxed separately: a task is as large as its largest variant, and most connections are idle or HTTP/1.
         let outcome = if is_http2 {
-            drive(Box::pin(self.http2.serve_connection(io, service)), shared).await
+            Box::pin(self.serve_http2(stream, service, shared)).await
         } else {
-            drive(Box::pin(self.http1.serve_connection(io, service)), shared).await
+            self.serve_http1(stream, service, shared).await
         };
         match outcome {
-            HttpConnectionOutcome::Completed => {}
-            HttpConnectionOutcome::Failed(error) => tracing::debug!(%peer, %error, "connection ended"),
-            HttpConnectionOutcome::Aborted => {
-                tracing::debug!(%peer, "connection closed: it was still busy at the drain deadline");
+            Some(Ok(())) => {}
+            Some(Err(error)) => tracing::debug!(%peer, %error, "connection ended"),
+            None => tracing::debug!(%peer, "connection closed: it was still busy at the drain deadline"),
+        }
+    }
+
+    async fn serve_http2<I, S, B>(
+        &self,
+        stream: I,
+        service: PeerAddrService<S>,
+        shared: &ListenerState,
+    ) -> Option<Result<(), BoxError>>
+    where
+        I: AsyncStream,
+        S: tower::Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
+        S::Future: Send + 'static,
+        S::Error: Into<BoxError>,
+        B: Body + Send + 'static,
+        B::Data: Send,
+        B::Error: Into<BoxError>,
+    {
+        let mut connection = pin!(self.http2.serve_connection(TokioIo::new(stream), service));
+        drive(shared, |cx, begins_to_drain| {
+            if begins_to_drain {
+                connection.as_mut().graceful_shutdown();
+            }
+            connection.as_mut().poll(cx).map_err(BoxError::from)
+        })
+        .await
+    }
+
+    /// hyper serves the connection, except for the time in which a long response streams.
+    async fn serve_http1<I, S, B>(
+        &self,
+        stream: I,
+        service: PeerAddrService<S>,
+        shared: &ListenerState,
+    ) -> Option<Result<(), BoxError>>
+    where
+        I: AsyncStream,
+        S: tower::Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
+        S::Future: Send + 'static,
+        S::Error: Into<BoxError>,
+        B: Body + Send + 'static,
+        B::Data: Send,
+        B::Error: Into<BoxError>,
+    {
+        let mut stream = PrefixedStream::new(stream);
+        loop {
+            let slot = StreamedResponseSlot::new();
+            let service = StreamingService::new(service.clone(), &slot);
+            let mut connection = Box::new(self.http1.serve_connection(TokioIo::new(stream), service));
+            let response = drive(shared, |cx, begins_to_drain| {
+                if begins_to_drain {
+                    Pin::new(&mut *connection).graceful_shutdown();
+                }
+                match Pin::new(&mut *connection).poll(cx) {
+                    Poll::Ready(ended) => Poll::Ready(Err(ended)),
+                    Poll::Pending => slot.take().map_or(Poll::Pending, |response| Poll::Ready(Ok(response))),
+                }
+            })
+            .await?;
+            let response = match response {
+                Ok(response) => response,
+                Err(ended) => return Some(ended.map_err(BoxError::from)),
+            };
+            let parts = connection.into_parts();
+            stream = parts.io.into_inner();
+            stream.put_back(&parts.read_buf);
+            drop((parts.service, parts.read_buf));
+            let keep_alive = response.keep_alive;
+            if let Err(error) = send(&mut stream, response, shared).await? {
+                return Some(Err(error.into()));
+            }
+            if !keep_alive {
+                return Some(stream.shutdown().await.map_err(BoxError::from));
             }
         }
     }
 }
 
-enum HttpConnectionOutcome {
-    Completed,
-    Failed(hyper::Error),
-    Aborted,
-}
-
-/// A connection that can end after the response in progress.
-trait GracefulShutdown: Future<Output = hyper::Result<()>> {
-    fn begin_graceful_shutdown(self: Pin<&mut Self>);
+async fn send<I, B>(
+    stream: &mut PrefixedStream<I>,
+    response: StreamedResponse<B>,
+    shared: &ListenerState,
+) -> Option<Result<(), ResponseStreamError>>
+where
+    I: AsyncStream,
+    B: Body,
+    B::Error: Into<BoxError>,
+{
+    let (head, body) = response.into_parts();
+    let body = pin!(body);
+    let mut writer = ResponseWriter::new(stream, head, body);
+    drive(shared, |cx, _| writer.poll(cx)).await
 }
 
 /// Byte stream of a connection.
@@ -161,40 +241,13 @@ pub(super) trait AsyncStream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
 
 impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static> AsyncStream for I {}
 
-impl<I, S, B> GracefulShutdown for http1::Connection<TokioIo<I>, S>
-where
-    I: AsyncStream,
-    S: hyper::service::HttpService<Incoming, ResBody = B>,
-    S::Error: Into<BoxError>,
-    B: Body + 'static,
-    B::Error: Into<BoxError>,
-{
-    fn begin_graceful_shutdown(self: Pin<&mut Self>) {
-        self.graceful_shutdown();
-    }
-}
-
-impl<I, S, B> GracefulShutdown for http2::Connection<TokioIo<I>, S, SupervisedExecutor>
-where
-    I: AsyncStream,
-    S: hyper::service::HttpService<Incoming, ResBody = B>,
-    S::Error: Into<BoxError>,
-    S::Future: Send + 'static,
-    B: Body + Send + 'static,
-    B::Data: Send,
-    B::Error: Into<BoxError>,
-{
-    fn begin_graceful_shutdown(self: Pin<&mut Self>) {
-        self.graceful_shutdown();
-    }
-}
-
-/// Polls the connection, and checks the phase between polls: one atomic read. Awaiting a token together with the connection would take a
-/// lock at every wake-up, which for a relayed stream is every event.
-async fn drive<C: GracefulShutdown>(
-    mut connection: Pin<Box<C>>,
+/// Polls a connection, and checks the phase between polls: one atomic read. Awaiting a token together with the connection would take a
+/// lock at every wake-up, which for a relayed stream is every event. `poll` is called once with `true`, when the listener begins to
+/// drain. `None` when the listener closes.
+async fn drive<T>(
     shared: &ListenerState,
-) -> HttpConnectionOutcome {
+    mut poll: impl FnMut(&mut Context<'_>, bool) -> Poll<T>,
+) -> Option<T> {
     let mut drain = pin!(shared.drain.notified());
     let mut close = pin!(shared.close.notified());
     let mut registered = false;
@@ -206,19 +259,13 @@ async fn drive<C: GracefulShutdown>(
             let _ = close.as_mut().poll(cx);
             registered = true;
         }
-        match shared.phase() {
-            ListenerPhase::Serving => {}
-            ListenerPhase::Closing => return Poll::Ready(HttpConnectionOutcome::Aborted),
-            ListenerPhase::Draining if draining => {}
-            ListenerPhase::Draining => {
-                draining = true;
-                connection.as_mut().begin_graceful_shutdown();
-            }
+        let phase = shared.phase();
+        if phase == ListenerPhase::Closing {
+            return Poll::Ready(None);
         }
-        connection.as_mut().poll(cx).map(|outcome| match outcome {
-            Ok(()) => HttpConnectionOutcome::Completed,
-            Err(error) => HttpConnectionOutcome::Failed(error),
-        })
+        let begins_to_drain = phase == ListenerPhase::Draining && !draining;
+        draining |= begins_to_drain;
+        poll(cx, begins_to_drain).map(Some)
     })
     .await
 }
