@@ -11,6 +11,7 @@ mod media_parts;
 mod routing_fields;
 mod serde_reader;
 mod splice;
+mod string_scan;
 mod strip;
 mod transfer_members;
 
