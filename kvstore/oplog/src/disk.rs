@@ -1,7 +1,7 @@
 //! Storage of a log directory. Tests can replace the machine's file system by an implementation of [`LogStorage`].
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write as _};
+use std::io::{self, Read, Write as _};
 use std::path::Path;
 
 /// A file that is written only at its end.
@@ -73,6 +73,14 @@ pub trait LogStorage: Send + Sync {
     /// Errors of the file system.
     fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
         fs::read(path)
+    }
+
+    /// Opens a file to read it from its start.
+    ///
+    /// # Errors
+    /// Errors of the file system.
+    fn open_to_read(&self, path: &Path) -> io::Result<Box<dyn Read + Send>> {
+        Ok(Box::new(io::Cursor::new(self.read(path)?)))
     }
 
     /// Size of a file in bytes.
@@ -163,4 +171,8 @@ pub trait LogStorage: Send + Sync {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LocalFileSystem;
 
-impl LogStorage for LocalFileSystem {}
+impl LogStorage for LocalFileSystem {
+    fn open_to_read(&self, path: &Path) -> io::Result<Box<dyn Read + Send>> {
+        Ok(Box::new(File::open(path)?))
+    }
+}

@@ -14,6 +14,7 @@
 //! - A crash of the process loses no committed record. A crash of the machine may lose records that were not flushed, unless
 //!   [`OplogOptions::flush_always`] is set; opening the log reports whether that is possible ([`LogRecoveryReport::may_lack_records`]).
 
+mod block;
 mod damage;
 mod directory;
 mod disk;
@@ -29,13 +30,14 @@ mod shutdown_mark;
 pub mod snapshot;
 mod synced_mark;
 
+pub use block::RecordBlock;
 pub use damage::LogDamage;
 pub use directory::LogDirectory;
 pub use disk::{AppendFile, DirectoryLock, FlushOperation, LocalFileSystem, LogStorage};
 pub use log::{LogRecoveryReport, OperationLog};
 pub use log_files::LogFiles;
 pub use options::OplogOptions;
-pub use reader::LogReader;
+pub use reader::{LogBlockReader, LogReader};
 
 use std::io;
 use std::path::PathBuf;

@@ -1,5 +1,6 @@
 //! The files of a log before it is opened.
 
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use crate::damage::LogDamage;
@@ -38,8 +39,11 @@ impl LogFiles {
         let marked = SyncedMark::read(folder)?;
         let flushed_through = marked.number().max(closed_at.unwrap_or(0));
         let (mut scan, mut header) = (LogScan::default(), None);
+        let mut bytes = Vec::new();
         for (nth, (first, path)) in all.iter().enumerate() {
-            let bytes = folder.disk().read(path).map_err(io_error(path))?;
+            bytes.clear();
+            let read = folder.disk().open_to_read(path).and_then(|mut file| file.read_to_end(&mut bytes));
+            read.map_err(io_error(path))?;
             header = scan.file(path, *first, &bytes);
             if nth + 1 < all.len() {
                 scan.rest_of_older(path, &bytes);

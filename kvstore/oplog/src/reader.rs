@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::block::{BlockReader, FrameDecision, RecordBlock};
 use crate::file::HEADER_SIZE;
 use crate::frame::{self, FrameReadResult};
 use crate::log::OperationLog;
@@ -28,6 +29,86 @@ impl OperationLog {
             return Err(OplogError::Pruned { first, wanted: number });
         }
         Ok(LogReader::new(self, number))
+    }
+
+    /// As [`Self::reader`], in blocks.
+    ///
+    /// # Errors
+    /// As [`Self::reader`].
+    pub fn block_reader(&self, number: u64) -> Result<LogBlockReader<'_>, OplogError> {
+        let first = self.oldest();
+        if number < first {
+            return Err(OplogError::Pruned { first, wanted: number });
+        }
+        Ok(LogBlockReader { log: self, next: number, frames: None })
+    }
+}
+
+/// Reads a log's records in blocks.
+pub struct LogBlockReader<'a> {
+    log: &'a OperationLog,
+    next: u64,
+    frames: Option<BlockReader>,
+}
+
+impl std::fmt::Debug for LogBlockReader<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LogBlockReader").field("next", &self.next).finish_non_exhaustive()
+    }
+}
+
+impl LogBlockReader<'_> {
+    /// The next written records, in the memory of `buffer`; `None` after the last ones.
+    ///
+    /// # Errors
+    /// As [`LogReader::next`].
+    pub fn next_block(&mut self, mut buffer: Vec<u8>) -> Result<Option<RecordBlock>, OplogError> {
+        let written = self.log.written();
+        let mut opened = false;
+        while self.next <= written {
+            let mut frames = match self.frames.take() {
+                Some(frames) => frames,
+                None => {
+                    opened = true;
+                    self.open()?
+                }
+            };
+            let first = self.next;
+            let mut is_missing = false;
+            let block = frames.next_block(buffer, |header, _| {
+                is_missing = header.number > self.next;
+                if header.number < self.next {
+                    FrameDecision::Skip
+                } else if is_missing || self.next > written {
+                    FrameDecision::Stop
+                } else {
+                    self.next += 1;
+                    FrameDecision::Take
+                }
+            })?;
+            if block.count() > 0 {
+                self.frames = Some(frames);
+                return Ok(Some(RecordBlock { first, ..block }));
+            }
+            // The end of a file, unless it should have the next record.
+            if is_missing {
+                return Err(frames.damaged("a record is missing"));
+            }
+            if opened {
+                return Err(frames.damaged("a record is missing or corrupt"));
+            }
+            buffer = block.into_buffer();
+        }
+        Ok(None)
+    }
+
+    /// Opens the file with the next record.
+    fn open(&self) -> Result<BlockReader, OplogError> {
+        let Some(path) = self.log.file_with(self.next)? else {
+            return Err(OplogError::Pruned { first: self.log.oldest(), wanted: self.next });
+        };
+        let offset = self.log.offset_in(&path, self.next).unwrap_or(HEADER_SIZE);
+        BlockReader::open(self.log.folder(), &path, offset as u64)
     }
 }
 

@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::block::{BlockReader, FrameDecision, RecordBlock};
 use crate::directory::LogDirectory;
 use crate::disk::AppendFile;
 use crate::frame::{self, FrameReadResult};
@@ -19,6 +20,7 @@ const END: u64 = u64::MAX;
 const RETAINED_SNAPSHOTS: usize = 2;
 /// Buffer size of writes in bytes.
 const BUFFER: usize = 1 << 20;
+const CORRUPT: &str = "an entry is corrupt";
 
 /// A snapshot that is being written.
 pub struct SnapshotWriter {
@@ -107,27 +109,74 @@ pub fn list(folder: &LogDirectory) -> Result<Vec<(u64, PathBuf)>, OplogError> {
     Ok(all)
 }
 
+/// Reads a snapshot in blocks.
+pub struct SnapshotReader {
+    frames: BlockReader,
+    /// Number of entries so far.
+    entries: u64,
+    ended: bool,
+}
+
+impl std::fmt::Debug for SnapshotReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SnapshotReader").field("entries", &self.entries).finish_non_exhaustive()
+    }
+}
+
+impl SnapshotReader {
+    /// # Errors
+    /// Errors of the file system.
+    pub fn open(folder: &LogDirectory, path: &Path) -> Result<Self, OplogError> {
+        Ok(Self { frames: BlockReader::open(folder, path, 0)?, entries: 0, ended: false })
+    }
+
+    /// The next entries, in the memory of `buffer`; `None` after the last ones.
+    ///
+    /// # Errors
+    /// [`OplogError::Damaged`], or errors of the file system.
+    pub fn next_block(&mut self, buffer: Vec<u8>) -> Result<Option<RecordBlock>, OplogError> {
+        if self.ended {
+            return Ok(None);
+        }
+        let first = self.entries;
+        let (mut ended, mut reason) = (false, None);
+        let block = self.frames.next_block(buffer, |header, frame| {
+            if header.number == self.entries {
+                self.entries += 1;
+                return FrameDecision::Take;
+            }
+            match frame::read(frame) {
+                FrameReadResult::Record(END, count) if count == self.entries.to_le_bytes() => ended = true,
+                FrameReadResult::Record(..) => reason = Some("an entry is missing"),
+                FrameReadResult::End | FrameReadResult::Torn => reason = Some(CORRUPT),
+            }
+            FrameDecision::Stop
+        })?;
+        self.ended = ended;
+        // If an entry is damaged, those before it are returned first: they may be damaged, too.
+        match (block.count(), reason) {
+            (0, _) if ended => Ok(None),
+            (0, Some(reason)) => Err(self.frames.damaged(reason)),
+            (0, None) if self.frames.has_rest() => Err(self.frames.damaged(CORRUPT)),
+            (0, None) => Err(self.frames.damaged("the snapshot is truncated")),
+            _ => Ok(Some(RecordBlock { first, ..block })),
+        }
+    }
+}
+
 /// Calls `take` with a snapshot's entries in order. If the file is damaged, `take` may have been called for some of them.
 ///
 /// # Errors
 /// [`OplogError::Damaged`], or errors of the file system.
 pub fn read(folder: &LogDirectory, path: &Path, mut take: impl FnMut(&[u8])) -> Result<(), OplogError> {
-    let bytes = folder.disk().read(path).map_err(io_error(path))?;
-    let (mut offset, mut entries) = (0, 0_u64);
-    loop {
-        let damaged = |reason| OplogError::Damaged { path: path.to_owned(), offset: offset as u64, reason };
-        match frame::read(&bytes[offset..]) {
-            FrameReadResult::Record(END, count) if count == entries.to_le_bytes() => return Ok(()),
-            FrameReadResult::Record(number, entry) if number == entries => {
-                take(entry);
-                entries += 1;
-                offset += frame::HEADER_SIZE + entry.len();
-            }
-            FrameReadResult::Record(..) => return Err(damaged("an entry is missing")),
-            FrameReadResult::End => return Err(damaged("the snapshot is truncated")),
-            FrameReadResult::Torn => return Err(damaged("an entry is corrupt")),
+    let (mut reader, mut buffer) = (SnapshotReader::open(folder, path)?, Vec::new());
+    while let Some(block) = reader.next_block(buffer)? {
+        for nth in 0..block.count() {
+            take(block.record(nth)?);
         }
+        buffer = block.into_buffer();
     }
+    Ok(())
 }
 
 /// Removes all snapshots.
