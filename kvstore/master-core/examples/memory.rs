@@ -1,6 +1,9 @@
 //! Prints the memory of a master per key, with a million keys of SGLang's length and one replica each, and the memory after all
-//! are removed. With the argument `groups`, each pair of keys is in one group, as in SGLang.
+//! are removed. With the argument `groups`, each pair of keys is in one group, as in SGLang. The keys are written by two threads that
+//! go on while another one removes them, as in a server.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "an example")]
+
+use std::sync::Barrier;
 
 use mooncake_wire::types::{ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
 use moongate_master_core::{CallContext, MasterCore, MasterCoreOptions, PutStartRequest};
@@ -10,6 +13,7 @@ use moongate_master_core::{CallContext, MasterCore, MasterCoreOptions, PutStartR
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const KEYS: u64 = 1_000_000;
+const WRITERS: usize = 2;
 const CLIENT: Uuid = Uuid { first: 1, second: 1 };
 
 /// Resident memory of this process in bytes.
@@ -32,10 +36,37 @@ fn main() {
         master.mount(0, &segment, CLIENT, &mut ()).unwrap();
     }
     let before = resident();
-    let mut random = fastrand::Rng::with_seed(1);
     let started = std::time::Instant::now();
+    let (filled_threads, is_removed) = (Barrier::new(WRITERS + 1), Barrier::new(WRITERS + 1));
+    std::thread::scope(|scope| {
+        for writer in 0..WRITERS {
+            let (master, filled_threads, is_removed) = (&master, &filled_threads, &is_removed);
+            scope.spawn(move || {
+                fill(master, writer as u64, with_groups);
+                filled_threads.wait();
+                is_removed.wait();
+            });
+        }
+        filled_threads.wait();
+        let (filled, full) = (started.elapsed(), resident());
+        println!("{KEYS} keys in {:.2} s", filled.as_secs_f64());
+        println!("{} bytes per key", (full - before) / KEYS);
+        let started = std::time::Instant::now();
+        let removed = master.remove_all(0, None, true, &mut ());
+        println!("{removed} removed in {:.2} s", started.elapsed().as_secs_f64());
+        // The allocator returns pages after a delay, during subsequent calls.
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        drop((0..1000).map(|size| vec![0_u8; size * 10]).collect::<Vec<_>>());
+        println!("{} MiB before, {} MiB full, {} MiB after", before >> 20, full >> 20, resident() >> 20);
+        is_removed.wait();
+    });
+}
+
+/// Writes this writer's share of the keys.
+fn fill(master: &MasterCore, writer: u64, with_groups: bool) {
+    let mut random = fastrand::Rng::with_seed(writer);
     let mut page = String::new();
-    for number in 0..KEYS {
+    for number in 0..KEYS / WRITERS as u64 {
         if number % 2 == 0 {
             page = [(); 4].map(|()| format!("{:016x}", random.u64(..))).concat();
         }
@@ -49,14 +80,4 @@ fn main() {
         let meta = ObjectMeta { key: key.as_str(), object_checksum: None };
         master.put_end(context, &meta, ReplicaType::ALL, &mut ()).unwrap();
     }
-    let filled = resident();
-    println!("{KEYS} keys in {:.2} s", started.elapsed().as_secs_f64());
-    println!("{} bytes per key", (filled - before) / KEYS);
-    let started = std::time::Instant::now();
-    let removed = master.remove_all(0, None, true, &mut ());
-    println!("{removed} removed in {:.2} s", started.elapsed().as_secs_f64());
-    // The allocator returns pages after a delay, during subsequent calls.
-    std::thread::sleep(std::time::Duration::from_secs(2));
-    drop((0..1000).map(|size| vec![0_u8; size * 10]).collect::<Vec<_>>());
-    println!("{} MiB before, {} MiB full, {} MiB after", before >> 20, filled >> 20, resident() >> 20);
 }

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::bulk_replay::ReplayedRange;
 use crate::indices::{AllocatorBlockIndex, SlabIndex};
 use crate::slab::Slab;
 
@@ -88,6 +89,16 @@ fn bin_min_size(bin: usize) -> u64 {
 
 impl SegmentAllocator {
     pub(crate) fn new(capacity: u64) -> Self {
+        Self::with_ranges(capacity, &[], |_, _| {})
+    }
+
+    /// An allocator with these ranges in use, which must be sorted, lie within the segment and not overlap. Calls `each` with the
+    /// block of each.
+    pub(crate) fn with_ranges(
+        capacity: u64,
+        ranges: &[ReplayedRange],
+        mut each: impl FnMut(&ReplayedRange, AllocatorBlockIndex),
+    ) -> Self {
         let mut new = Self {
             capacity,
             used: 0,
@@ -98,11 +109,31 @@ impl SegmentAllocator {
             by_offset: None,
             closed: false,
         };
-        if capacity > 0 {
-            let block = new.blocks.insert(AllocatorBlock::default());
-            new.insert_into_bin(block);
+        let (mut end, mut last, mut free) = (0, AllocatorBlockIndex::NONE, Vec::new());
+        for range in ranges {
+            if range.offset > end {
+                last = new.append_block(last, end);
+                free.push(last);
+            }
+            last = new.append_block(last, range.offset);
+            end = range.end();
+            new.take_block(last, end - range.offset, range.size);
+            each(range, last);
         }
+        if capacity > end {
+            free.push(new.append_block(last, end));
+        }
+        free.into_iter().for_each(|block| new.insert_into_bin(block));
         new
+    }
+
+    /// Appends a block after the last one.
+    fn append_block(&mut self, last: AllocatorBlockIndex, offset: u64) -> AllocatorBlockIndex {
+        let block = self.blocks.insert(AllocatorBlock { offset, left: last, ..AllocatorBlock::default() });
+        if last != AllocatorBlockIndex::NONE {
+            self.blocks[last].right = block;
+        }
+        block
     }
 
     /// Number of allocated bytes, after rounding up.
@@ -184,9 +215,9 @@ impl SegmentAllocator {
         AllocatedRange { offset: self.blocks[block].offset, block, size }
     }
 
-    /// Frees a block and merges it with free neighbours.
+    /// Frees a block and merges it with free neighbours. A bulk replay's ranges have no block.
     pub(crate) fn free(&mut self, block: AllocatorBlockIndex) {
-        if !self.blocks[block].is_in_use() {
+        if block == AllocatorBlockIndex::NONE || !self.blocks[block].is_in_use() {
             return;
         }
         self.used -= self.size(block);
@@ -392,10 +423,23 @@ mod tests {
                 }
                 check(&allocator, &model)?;
             }
-            for (range, _) in model.values() {
-                allocator.free(range.block);
+            // Another allocator with the same ranges.
+            let ranges = model.values().enumerate();
+            let ranges: Vec<ReplayedRange> = ranges
+                .map(|(position, (range, size))| ReplayedRange { offset: range.offset, size: *size, position })
+                .collect();
+            let mut blocks = Vec::new();
+            let rebuilt =
+                SegmentAllocator::with_ranges(capacity, &ranges, |range, block| blocks.push((range.position, block)));
+            check(&rebuilt, &model)?;
+            for (mut allocator, blocks) in [
+                (allocator, model.values().map(|(range, _)| range.block).collect::<Vec<_>>()),
+                (rebuilt, blocks.into_iter().map(|(_, block)| block).collect()),
+            ] {
+                prop_assert_eq!(blocks.len(), model.len());
+                blocks.into_iter().for_each(|block| allocator.free(block));
+                prop_assert_eq!((allocator.used(), allocator.requested(), allocator.blocks.len()), (0, 0, 1));
             }
-            prop_assert_eq!((allocator.used(), allocator.requested(), allocator.blocks.len()), (0, 0, 1));
         }
     }
 }

@@ -11,6 +11,7 @@ use mooncake_wire::types::{Segment, Uuid};
 use moongate_retention::BlockClass;
 
 use crate::allocator::SegmentAllocator;
+use crate::bulk_replay::JobRunner;
 use crate::change::{ObjectState, RemoveCause, ReplicaLocation, StateChange, StateChangeSink};
 use crate::client_registry::ClientLiveness;
 use crate::disk::{ClientDisk, DiskCopy};
@@ -49,8 +50,8 @@ impl StateChangeSink for QuarantinedRanges {
 }
 
 impl MasterCore {
-    /// Applies a state change. The state changes of one master must be applied in order and by one thread at a time, and nothing else
-    /// may change the state until [`Self::finish_replay`].
+    /// Applies a state change. The state changes of one master must be applied in order and by one thread at a time (in a bulk replay,
+    /// those of a [`ReplayLane`](crate::ReplayLane)), and nothing else may change the state until [`Self::finish_replay`].
     ///
     /// # Errors
     /// When the change does not fit the state, which stays unchanged.
@@ -133,11 +134,12 @@ impl MasterCore {
 
     /// Ends the replay of state changes, before requests are served. Every client that is not silent gets a full TTL for its next
     /// heartbeat.
-    pub fn finish_replay(&self, now_ms: u64) {
+    pub fn finish_replay(&self, now_ms: u64, runner: &dyn JobRunner) {
+        self.end_bulk_replay(runner);
         self.registry.lock().restart_timers(now_ms);
         let pending = std::mem::take(&mut *self.pending_transfers.lock());
         self.objects.resume_transfers(pending);
-        self.objects.sort_lists();
+        self.objects.sort_lists(runner);
         for (_, segment) in self.objects.segments.load().iter() {
             segment.with_allocator(SegmentAllocator::drop_offset_index);
         }
@@ -226,6 +228,11 @@ impl ObjectTable {
         if let Some(index) = present.filter(|index| !ready && shard.entries[*index].is_complete()) {
             return self.restore_pending(&mut shard, index, object);
         }
+        if let Some(index) = present.filter(|_| ready)
+            && self.complete_replayed(&mut shard, index, object)
+        {
+            return Ok(());
+        }
         let old = present.map(|index| shard.remove_entry(index, RemoveCause::Replaced, &mut ()));
         let replicas = shard.reclaim(old.as_ref().map(replica_ranges).unwrap_or_default(), object, ready);
         let copy = self.restored_copy(object).filter(|_| ready);
@@ -233,12 +240,7 @@ impl ObjectTable {
             return Err(ApplyError::NoSpace);
         }
         replicas.iter().for_each(|replica| self.reserve_replica_id(replica.id));
-        let queue = match object.soft_pin_until_ms {
-            _ if !ready => EvictionQueue::Writing,
-            _ if object.hard_pin || replicas.is_empty() => EvictionQueue::Unlisted,
-            Some(until) if until > object.since_ms => EvictionQueue::SoftPinned,
-            _ => EvictionQueue::Unread(BlockClass::default()),
-        };
+        let queue = if ready { replayed_queue(object, !replicas.is_empty()) } else { EvictionQueue::Writing };
         self.tenants.count(tenant, object.size.saturating_mul(replicas.len() as u64));
         let index = shard.add(
             key_location,
@@ -259,6 +261,42 @@ impl ObjectTable {
             shard.attach_copy(index, copy);
         }
         Ok(())
+    }
+
+    /// Completes an object whose put was replayed before, if nothing else has changed. Otherwise returns false.
+    fn complete_replayed(
+        &self,
+        shard: &mut LockedShard<'_>,
+        index: EntryIndex,
+        object: &ObjectState<'_>,
+    ) -> bool {
+        let entry = &shard.entries[index];
+        let is_same_replica = |(replica, location): (&MemoryReplica, &ReplicaLocation)| {
+            let segment = shard.segments.get(replica.segment).map(|segment| segment.descriptor.id);
+            replica.id == location.replica
+                && replica.offset == location.offset
+                && segment == Some(location.segment)
+        };
+        let is_same = !entry.is_complete()
+            && object.disk_copy.is_none()
+            && (shard.writer(index), entry.size, entry.hard_pin())
+                == (object.client, object.size, object.hard_pin)
+            && entry.soft_pin_until_ms() == object.soft_pin_until_ms
+            && self.groups.name(entry.group).as_deref() == object.group.as_deref()
+            && entry.replicas().count() == object.locations.len()
+            && entry.replicas().zip(&*object.locations).all(is_same_replica);
+        if !is_same {
+            return false;
+        }
+        let entry = &mut shard.entries[index];
+        entry.replicas_mut().for_each(|replica| replica.ready = true);
+        entry.stamp = object.since_ms;
+        if object.checksum.is_some() || entry.extra.is_some() {
+            entry.extra_mut().checksum = object.checksum;
+        }
+        entry.drop_empty_extras();
+        shard.enqueue(index, replayed_queue(object, true));
+        true
     }
 
     /// Replays the start of a new version of a readable object.
@@ -327,20 +365,18 @@ impl ObjectTable {
     }
 
     /// Sorts the eviction queues by time stamp, since a snapshot emits objects in table order.
-    pub(crate) fn sort_lists(&self) {
-        for shard in self.shard_indices() {
-            let mut shard = self.lock(shard);
-            let indices = shard.all_occupied();
-            let in_list = |index: &EntryIndex| {
-                !matches!(shard.entries[*index].queue(), EvictionQueue::Unlisted | EvictionQueue::Vacant)
-            };
-            let mut indices: Vec<EntryIndex> = indices.filter(in_list).collect();
-            indices.sort_by_key(|index| shard.entries[*index].stamp);
-            for index in indices {
-                let queue = shard.entries[index].queue();
-                shard.enqueue(index, queue);
-            }
-        }
+    fn sort_lists(&self, runner: &dyn JobRunner) {
+        let job = |shard| Box::new(move || self.lock(shard).sort_lists()) as Box<dyn FnOnce() + Send + '_>;
+        runner.run(self.shard_indices().map(job).collect());
+    }
+}
+
+/// The queue of a readable object.
+fn replayed_queue(object: &ObjectState<'_>, has_memory: bool) -> EvictionQueue {
+    match object.soft_pin_until_ms {
+        _ if object.hard_pin || !has_memory => EvictionQueue::Unlisted,
+        Some(until) if until > object.since_ms => EvictionQueue::SoftPinned,
+        _ => EvictionQueue::Unread(BlockClass::default()),
     }
 }
 

@@ -44,7 +44,7 @@ impl LockedShard<'_> {
                 continue;
             };
             let id = self.objects.new_replica_id();
-            let queued = QueuedDiskTask { tenant: entry.tenant, key: entry.key.clone(), work: id };
+            let queued = QueuedDiskTask { tenant: entry.tenant, key: self.key(index).into(), work: id };
             result = disk.add_offload(queued, limit).map(|()| (replica.id, id, Arc::clone(disk)));
             if result.is_ok() {
                 break;
@@ -130,8 +130,7 @@ impl LockedShard<'_> {
     pub(crate) fn abandon_work(&mut self, index: EntryIndex) {
         let Some(work) = self.clear_work(index) else { return };
         if matches!(work.task, DiskTask::Offload { fetched: true, .. }) {
-            let entry = &self.entries[index];
-            work.disk.mark_outdated(entry.tenant, &entry.key);
+            work.disk.mark_outdated(self.entries[index].tenant, self.key(index));
         }
     }
 

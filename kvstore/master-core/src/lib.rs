@@ -37,6 +37,7 @@
 mod allocator;
 mod announced_objects;
 mod apply;
+mod bulk_replay;
 mod change;
 mod client;
 mod client_registry;
@@ -55,6 +56,7 @@ mod hot_objects;
 mod indices;
 mod intact;
 mod inventory;
+mod key_store;
 mod locked_shard;
 mod master;
 mod mount;
@@ -97,8 +99,10 @@ mod tick;
 mod transfer;
 mod transfer_replay;
 mod upsert;
+mod writers;
 
 pub use apply::ApplyError;
+pub use bulk_replay::{JobRunner, ReplayLane};
 pub use change::{
     DiskCopyState, DrainJobState, DynamicReplicationLease, ObjectState, RemoveCause, ReplicaLocation,
     StateChange, StateChangeSink, StorageTiers, StoreCause, TaskState, TransferState, UnmountCause,

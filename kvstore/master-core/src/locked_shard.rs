@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use arc_swap::Guard;
 use mooncake_wire::types::ReplicaDescriptor as WireReplica;
@@ -16,7 +17,7 @@ use parking_lot::MutexGuard;
 use crate::change::{ObjectState, ReplicaLocation, StateChange, StateChangeSink, StorageTiers, StoreCause};
 use crate::disk::DiskCopy;
 use crate::group::{GroupId, GroupMember};
-use crate::indices::{EntryIndex, GroupIndex, SegmentIndex, ShardIndex};
+use crate::indices::{AllocatorBlockIndex, EntryIndex, GroupIndex, SegmentIndex, ShardIndex};
 use crate::object::{EntryFlags, EvictionQueue, MemoryReplica, ObjectEntry, ObjectExtras};
 use crate::object_table::{KeyLocation, ObjectTable};
 use crate::retention::KeyUse;
@@ -196,9 +197,9 @@ impl LockedShard<'_> {
         let group = self.objects.groups.name(entry.group);
         emit(ObjectState {
             tenant: Cow::Borrowed(tenant.as_ref().map_or("", |entry| &*entry.name)),
-            key: Cow::Borrowed(&entry.key),
+            key: Cow::Borrowed(self.key(index)),
             size: entry.size,
-            client: entry.client,
+            client: self.writer(index),
             locations: Cow::Owned(locations),
             disk_copy: entry.copy().map(DiskCopy::to_state),
             checksum: entry.checksum(),
@@ -229,7 +230,7 @@ impl LockedShard<'_> {
         let tenant = self.objects.tenants.get(entry.tenant);
         fx.record(StateChange::ObjectStarted(ObjectState {
             tenant: Cow::Borrowed(tenant.as_ref().map_or("", |entry| &*entry.name)),
-            key: Cow::Borrowed(&entry.key),
+            key: Cow::Borrowed(self.key(index)),
             size: pending.size,
             client: pending.client,
             locations: Cow::Owned(self.locations(pending.replicas.iter().copied())),
@@ -246,8 +247,6 @@ impl LockedShard<'_> {
     pub(crate) fn add(&mut self, key_location: KeyLocation, new_object: &NewObject<'_>) -> EntryIndex {
         let prefix = self.objects.prefixes.index_of(new_object.key);
         let mut entry = ObjectEntry {
-            key: new_object.key.into(),
-            client: new_object.client,
             size: new_object.size,
             stamp: new_object.stamp,
             group: GroupIndex::NONE,
@@ -261,7 +260,7 @@ impl LockedShard<'_> {
             let ObjectExtras { soft_pin_until_ms, checksum, .. } = entry.extra_mut();
             (*soft_pin_until_ms, *checksum) = (new_object.soft_pin_until_ms, new_object.checksum);
         }
-        let index = self.shard.insert(key_location.tag, entry);
+        let index = self.shard.insert(key_location.tag, new_object.key, new_object.client, entry);
         if let Some((group, name)) = new_object.group {
             let member = GroupMember { shard: self.shard_index, index };
             self.shard.entries[index].group = self.objects.groups.join(group, name, member);
@@ -289,11 +288,15 @@ impl LockedShard<'_> {
         }
     }
 
-    /// Allocates the range at a given offset.
+    /// Allocates the range at a given offset. In a bulk replay only the offset is checked.
     pub(crate) fn claim(&self, segment: SegmentIndex, offset: u64, size: u64) -> Option<MemoryReplica> {
-        let range =
-            self.segments.get(segment)?.with_allocator(|allocator| allocator.allocate_at(offset, size))?;
-        Some(MemoryReplica { id: 0, offset, block: range.block, segment, ready: false })
+        let mounted = self.segments.get(segment)?;
+        let block = if self.objects.bulk_replay.load(Relaxed) {
+            mounted.contains(offset, size).then_some(AllocatorBlockIndex::NONE)?
+        } else {
+            mounted.with_allocator(|allocator| allocator.allocate_at(offset, size))?.block
+        };
+        Some(MemoryReplica { id: 0, offset, block, segment, ready: false })
     }
 
     pub(crate) fn free(&self, replica: &MemoryReplica) {

@@ -2,7 +2,7 @@
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use arc_swap::ArcSwap;
 use foldhash::fast::FixedState;
@@ -59,6 +59,8 @@ pub(crate) struct ObjectTable {
     pub(crate) counters: MasterCounters,
     pub(crate) recent_writes: RecentWrites,
     next_id: AtomicU64,
+    /// Whether the ranges of replayed objects are not allocated yet.
+    pub(crate) bulk_replay: AtomicBool,
 }
 
 impl ObjectTable {
@@ -79,6 +81,7 @@ impl ObjectTable {
             counters: MasterCounters::default(),
             recent_writes: RecentWrites::default(),
             next_id: AtomicU64::new(1),
+            bulk_replay: AtomicBool::new(false),
             settings,
         }
     }
@@ -123,7 +126,10 @@ impl ObjectTable {
 
     /// Ensures that new ids are greater than `id`.
     pub(crate) fn reserve_replica_id(&self, id: u64) {
-        self.next_id.fetch_max(id.saturating_add(1), Relaxed);
+        // Mostly it is lower, and the threads of a replay share the counter.
+        if self.next_id.load(Relaxed) <= id {
+            self.next_id.fetch_max(id.saturating_add(1), Relaxed);
+        }
     }
 
     /// Updates what depends on the pool's capacity, after segments were mounted or unmounted.

@@ -21,14 +21,36 @@ pub(crate) struct PrefixTable {
     changes: Mutex<()>,
 }
 
+const SEPARATOR: u8 = 1;
+const HEX_DIGIT: u8 = 2;
+
+/// What each byte is, so that a key is scanned once.
+static BYTE_KINDS: [u8; 256] = {
+    let (mut kinds, mut byte) = ([0; 256], 0_u8);
+    loop {
+        kinds[byte as usize] = match byte {
+            b'_' | b'@' | b':' | b'/' => SEPARATOR,
+            byte if byte.is_ascii_hexdigit() => HEX_DIGIT,
+            _ => 0,
+        };
+        if byte == u8::MAX {
+            break kinds;
+        }
+        byte += 1;
+    }
+};
+
 fn prefix(key: &str) -> &str {
-    let Some(end) = key.bytes().take(MAX_LENGTH).position(|byte| matches!(byte, b'_' | b'@' | b':' | b'/'))
-    else {
-        return "";
-    };
-    let prefix = key.get(..end).unwrap_or_default();
-    let is_hash = prefix.len() >= HASH_DIGITS && prefix.bytes().all(|byte| byte.is_ascii_hexdigit());
-    if is_hash { "" } else { prefix }
+    let mut is_hex = true;
+    for (end, byte) in key.bytes().take(MAX_LENGTH).enumerate() {
+        match BYTE_KINDS[usize::from(byte)] {
+            HEX_DIGIT => {}
+            SEPARATOR if is_hex && end >= HASH_DIGITS => return "",
+            SEPARATOR => return key.get(..end).unwrap_or_default(),
+            _ => is_hex = false,
+        }
+    }
+    ""
 }
 
 impl PrefixTable {

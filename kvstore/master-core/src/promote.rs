@@ -195,7 +195,7 @@ impl LockedShard<'_> {
             return false;
         }
         let (id, disk) = (self.objects.new_replica_id(), Arc::clone(&copy.disk));
-        disk.add_promotion(QueuedDiskTask { tenant: entry.tenant, key: entry.key.clone(), work: id });
+        disk.add_promotion(QueuedDiskTask { tenant: entry.tenant, key: self.key(index).into(), work: id });
         let task = DiskTask::Promotion { staged: None };
         self.begin_work(index, ActiveDiskTask { id, since_ms: now_ms, disk, task }, now_ms);
         true

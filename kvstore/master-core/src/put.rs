@@ -271,13 +271,14 @@ impl LockedShard<'_> {
         let entry = &self.entries[index];
         let pin = self.soft_pin_deadline(put, entry.soft_pin_until_ms());
         let entry = &mut self.entries[index];
-        (entry.client, entry.stamp) = (client, now_ms);
+        entry.stamp = now_ms;
         if pin.is_some() || entry.extra.is_some() {
             let extra = entry.extra_mut();
             (extra.soft_pin_until_ms, extra.checksum) = (pin, None);
         }
         entry.drop_empty_extras();
         entry.replicas_mut().for_each(|replica| replica.ready = false);
+        self.set_writer(index, client);
         self.enqueue(index, EvictionQueue::Writing);
         self.entries[index].flags = EntryFlags::new(EvictionQueue::Writing, put.hard_pin);
         Some(self.emit_started(index, fx))

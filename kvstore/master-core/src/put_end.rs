@@ -37,9 +37,8 @@ impl MasterCore {
         let key_location = self.objects.locate_reader_key(tenant, key)?;
         let mut shard = self.objects.lock(key_location.shard);
         let index = shard.lookup(key_location, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
-        let entry = &mut shard.entries[index];
-        let pending = entry.pending().map(|version| version.client);
-        if pending.unwrap_or(entry.client) != client {
+        let pending = shard.entries[index].pending().map(|version| version.client);
+        if pending.unwrap_or_else(|| shard.writer(index)) != client {
             return Err(ErrorCode::ILLEGAL_CLIENT);
         }
         if !is_in_memory(replica_type) {
@@ -48,6 +47,7 @@ impl MasterCore {
         if pending.is_some() {
             shard.commit_pending(index, object.object_checksum, now_ms, fx);
         } else {
+            let entry = &mut shard.entries[index];
             if entry.is_complete() {
                 return Ok(());
             }
@@ -96,7 +96,7 @@ impl MasterCore {
         let index = shard.lookup(key_location, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         let entry = &shard.entries[index];
         let pending = entry.pending().map(|version| (version.client, version.since_ms));
-        if pending.map_or(entry.client, |(client, _)| client) != client {
+        if pending.map_or_else(|| shard.writer(index), |(client, _)| client) != client {
             return Err(ErrorCode::ILLEGAL_CLIENT);
         }
         if !is_in_memory(replica_type) {

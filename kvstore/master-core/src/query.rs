@@ -50,7 +50,7 @@ impl MasterCore {
             let entry = &shard.entries[index];
             if entry.is_complete() {
                 let tenant = self.objects.tenants.get(entry.tenant);
-                each(tenant.as_ref().map_or("", |tenant| &*tenant.name), &entry.key);
+                each(tenant.as_ref().map_or("", |tenant| &*tenant.name), shard.key(index));
             }
         })
     }

@@ -195,9 +195,9 @@ impl MasterCore {
             let matching: Vec<EntryIndex> = shard.entries_matching(tenant, &expression).collect();
             for index in matching {
                 if shard.is_readable(&shard.entries[index]) {
-                    let location = self.objects.locate_key(tenant, &shard.entries[index].key);
+                    let location = self.objects.locate_key(tenant, shard.key(index));
                     shard.lease(index, location, KeyUse::single(now_ms));
-                    found.push((shard.entries[index].key.clone(), shard.readable_replicas(index)));
+                    found.push((shard.key(index).into(), shard.readable_replicas(index)));
                 }
             }
         }
@@ -243,7 +243,7 @@ impl LockedShard<'_> {
             *index = self.candidate(key.location.tag);
         }
         prefetch_all(indices, &|index| self.entries[index].previous.slot());
-        prefetch_all(indices, &|index| self.entries[index].key.bytes().next().map_or(0, u32::from));
+        prefetch_all(indices, &|index| self.key_bytes(index).first().map_or(0, |byte| u32::from(*byte)));
         for (index, key) in indices.iter_mut().zip(batch) {
             *index = self.verify_candidate(*index, key.location, keys[key.index].as_ref());
         }
@@ -255,8 +255,7 @@ impl LockedShard<'_> {
         if index == EntryIndex::NONE {
             return EntryIndex::NONE;
         }
-        let entry = &self.entries[index];
-        if *entry.key == *key && entry.tenant == key_location.tenant {
+        if self.has_key(index, key) && self.entries[index].tenant == key_location.tenant {
             return index;
         }
         self.lookup(key_location, key).unwrap_or(EntryIndex::NONE)
@@ -270,8 +269,7 @@ impl LockedShard<'_> {
     ) -> impl Iterator<Item = EntryIndex> + 'a {
         let indices = self.all_occupied();
         indices.filter(move |index| {
-            let entry = &self.entries[*index];
-            entry.tenant == tenant && expression.is_match(&entry.key)
+            self.entries[*index].tenant == tenant && expression.is_match(self.key(*index))
         })
     }
 }

@@ -45,12 +45,12 @@ impl LockedShard<'_> {
         fx: &mut dyn StateChangeSink,
     ) -> ObjectEntry {
         let entry = &self.entries[index];
-        let key_location = self.objects.locate_key(entry.tenant, &entry.key);
+        let key_location = self.objects.locate_key(entry.tenant, self.key(index));
         let tenant = self.objects.tenants.get(entry.tenant);
         let group = self.objects.groups.name(entry.group);
         fx.record(StateChange::Removed {
             tenant: Cow::Borrowed(tenant.as_ref().map_or("", |entry| &*entry.name)),
-            key: Cow::Borrowed(&entry.key),
+            key: Cow::Borrowed(self.key(index)),
             group: group.as_deref().map(Cow::Borrowed),
             tiers: storage_tiers(entry),
             cause,
@@ -67,8 +67,8 @@ impl LockedShard<'_> {
         self.abandon_work(index);
         self.detach_copy(index);
         self.report_vacated(self.entries[index].replicas(), fx);
+        self.record_departure(index, cause);
         let entry = self.remove(key_location.tag, index);
-        self.record_departure(&entry, cause);
         let mut bytes = entry.size.saturating_mul(entry.replicas().count() as u64);
         if let Some(pending) = entry.pending() {
             self.pending.remove(&(pending.since_ms, index));
@@ -90,11 +90,11 @@ impl LockedShard<'_> {
     }
 
     /// An object is removed from the table: inventory records of its key are older from here on.
-    fn record_departure(&mut self, entry: &ObjectEntry, cause: RemoveCause) {
+    fn record_departure(&mut self, index: EntryIndex, cause: RemoveCause) {
         if self.rebuild.is_none() {
             return;
         }
-        let hash = self.objects.hash(entry.tenant, &entry.key);
+        let hash = self.objects.hash(self.entries[index].tenant, self.key(index));
         self.record_removed_key(hash, cause);
     }
 
@@ -109,7 +109,7 @@ impl LockedShard<'_> {
         if self.rebuild.is_none() {
             return;
         }
-        let hash = self.objects.hash(self.entries[index].tenant, &self.entries[index].key);
+        let hash = self.objects.hash(self.entries[index].tenant, self.key(index));
         if let Some(rebuild) = &mut self.rebuild {
             rebuild.record_rewritten(hash);
         }

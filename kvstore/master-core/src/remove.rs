@@ -181,7 +181,7 @@ impl MasterCore {
         let mut shard = self.objects.lock(key_location.shard);
         let index = shard.lookup(key_location, key)?;
         let entry = &shard.entries[index];
-        if entry.client != client || shard.check_removable(index, now_ms, false).is_err() {
+        if shard.writer(index) != client || shard.check_removable(index, now_ms, false).is_err() {
             return None;
         }
         let in_segment = |replica: &MemoryReplica| {
@@ -214,6 +214,6 @@ impl MasterCore {
 
 impl LockedShard<'_> {
     fn key_matches(&self, index: EntryIndex, expression: &Regex) -> bool {
-        expression.is_match(&self.entries[index].key)
+        expression.is_match(self.key(index))
     }
 }

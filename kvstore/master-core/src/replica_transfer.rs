@@ -227,8 +227,7 @@ impl LockedShard<'_> {
     }
 
     fn with_name(&self, index: EntryIndex, emit: impl FnOnce(&str, &str)) {
-        let entry = &self.entries[index];
-        let tenant = self.objects.tenants.get(entry.tenant);
-        emit(tenant.as_ref().map_or("", |entry| &*entry.name), &entry.key);
+        let tenant = self.objects.tenants.get(self.entries[index].tenant);
+        emit(tenant.as_ref().map_or("", |entry| &*entry.name), self.key(index));
     }
 }

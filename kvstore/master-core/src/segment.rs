@@ -10,7 +10,7 @@ use mooncake_wire::types::{
 };
 use parking_lot::Mutex;
 
-use crate::allocator::{AllocatedRange, SegmentAllocator};
+use crate::allocator::{AllocatedRange, SegmentAllocator, rounded};
 use crate::change::{StateChange, StateChangeSink};
 use crate::indices::SegmentIndex;
 use crate::inventory::INVENTORY_TIMEOUT_MS;
@@ -174,6 +174,12 @@ impl SegmentEntry {
         self.memory.used.store(allocator.used(), Relaxed);
         self.memory.requested.store(allocator.requested(), Relaxed);
         result
+    }
+
+    /// Whether a range may be allocated at an offset if nothing else is allocated.
+    pub(crate) fn contains(&self, offset: u64, size: u64) -> bool {
+        let end = rounded(size).and_then(|size| offset.checked_add(size));
+        size > 0 && end.is_some_and(|end| end <= self.descriptor.size)
     }
 
     pub(crate) fn allocate(&self, size: u64) -> Option<AllocatedRange> {

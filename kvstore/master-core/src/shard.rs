@@ -2,11 +2,15 @@
 
 use std::collections::BTreeSet;
 
+use mooncake_wire::types::Uuid;
+
 use crate::indices::{AllocatorBlockIndex, EntryIndex, PrefixIndex, SegmentIndex, SlabIndex, TenantIndex};
 use crate::inventory::ShardRebuild;
+use crate::key_store::KeyStore;
 use crate::object::{EvictionQueue, ObjectEntry, QueueNumber};
 use crate::slab::Slab;
 use crate::table::HashIndex;
+use crate::writers::{WriterIndex, WriterTable};
 
 /// Head and tail of a list through the entries.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +47,8 @@ pub(crate) struct DiskReads {
 #[derive(Debug)]
 pub(crate) struct ObjectShard {
     pub(crate) entries: Slab<EntryIndex, ObjectEntry>,
+    keys: KeyStore,
+    writers: WriterTable,
     table: HashIndex<EntryIndex>,
     /// By number of the queue.
     lists: Box<[EntryList]>,
@@ -68,6 +74,8 @@ impl Default for ObjectShard {
     fn default() -> Self {
         Self {
             entries: Slab::default(),
+            keys: KeyStore::default(),
+            writers: WriterTable::default(),
             table: HashIndex::default(),
             lists: vec![EntryList { head: EntryIndex::NONE, tail: EntryIndex::NONE }; EvictionQueue::COUNT]
                 .into(),
@@ -119,7 +127,7 @@ impl ObjectShard {
     pub(crate) fn find(&self, tag: u32, tenant: TenantIndex, key: &str) -> Option<EntryIndex> {
         self.table.find(tag, |index| {
             let entry = &self.entries[index];
-            entry.tenant == tenant && *entry.key == *key
+            entry.tenant == tenant && self.keys.bytes(entry.key) == key.as_bytes()
         })
     }
 
@@ -128,20 +136,58 @@ impl ObjectShard {
         self.table.candidate(tag).unwrap_or(EntryIndex::NONE)
     }
 
+    /// Whether an entry has this key.
+    pub(crate) fn has_key(&self, index: EntryIndex, key: &str) -> bool {
+        self.key_bytes(index) == key.as_bytes()
+    }
+
+    /// The key of an entry.
+    pub(crate) fn key(&self, index: EntryIndex) -> &str {
+        self.keys.get(self.entries[index].key)
+    }
+
+    pub(crate) fn key_bytes(&self, index: EntryIndex) -> &[u8] {
+        self.keys.bytes(self.entries[index].key)
+    }
+
+    /// The client that wrote an entry's object.
+    pub(crate) fn writer(&self, index: EntryIndex) -> Uuid {
+        let entry = &self.entries[index];
+        let unlisted = || entry.extra.as_ref().and_then(|extra| extra.writer);
+        self.writers.get(entry.writer).or_else(unlisted).unwrap_or_default()
+    }
+
+    /// Sets the client that wrote an entry's object.
+    pub(crate) fn set_writer(&mut self, index: EntryIndex, client: Uuid) {
+        let entry = &mut self.entries[index];
+        self.writers.remove(entry.writer);
+        entry.writer = self.writers.add(client);
+        let unlisted = (entry.writer == WriterIndex::UNLISTED).then_some(client);
+        if unlisted.is_some() || entry.extra.is_some() {
+            entry.extra_mut().writer = unlisted;
+            entry.drop_empty_extras();
+        }
+    }
+
     /// Adds an entry whose key is absent, at the end of its queue.
-    pub(crate) fn insert(&mut self, tag: u32, entry: ObjectEntry) -> EntryIndex {
+    pub(crate) fn insert(&mut self, tag: u32, key: &str, client: Uuid, mut entry: ObjectEntry) -> EntryIndex {
         let queue = entry.queue();
+        entry.key = self.keys.insert(key);
         let index = self.entries.insert(entry);
         self.table.insert(tag, index);
+        self.set_writer(index, client);
         self.link(index, queue);
         index
     }
 
-    /// Removes an entry from its queue, the hash index and the slab.
+    /// Removes an entry from its queue, the hash index and the slab. Its key and writer are dropped.
     pub(crate) fn remove(&mut self, tag: u32, index: EntryIndex) -> ObjectEntry {
         self.unlink(index);
         self.table.remove(tag, index);
-        self.entries.remove(index)
+        let entry = self.entries.remove(index);
+        self.keys.remove(entry.key);
+        self.writers.remove(entry.writer);
+        entry
     }
 
     /// Moves an entry to the end of a queue.
@@ -229,6 +275,25 @@ impl ObjectShard {
             if index == EntryIndex::NONE { 0 } else { self.entries[index].previous.slot() }
         };
         previous(entry.previous).wrapping_add(previous(entry.next))
+    }
+
+    /// Sorts all queues by stamp; entries with the same stamp, by index.
+    pub(crate) fn sort_lists(&mut self) {
+        let is_listed = |index: &EntryIndex| self.entries[*index].queue_number().is_listed();
+        let mut sorted: Vec<(u64, EntryIndex)> =
+            self.all_occupied().filter(is_listed).map(|index| (self.entries[index].stamp, index)).collect();
+        sorted.sort_unstable();
+        for (position, list) in self.lists.iter_mut().enumerate() {
+            if list.head != EntryIndex::NONE {
+                self.changed_heads.insert(position);
+            }
+            *list = EntryList { head: EntryIndex::NONE, tail: EntryIndex::NONE };
+        }
+        self.soft_pinned = 0;
+        for (_, index) in sorted {
+            let queue = self.entries[index].queue();
+            self.link(index, queue);
+        }
     }
 
     /// First entry of a queue.

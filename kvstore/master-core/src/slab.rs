@@ -1,12 +1,11 @@
-//! A slab in chunks of 256 values: growth copies nothing, and a lookup takes one shift and one mask.
+//! A slab in chunks: growth copies nothing.
 
 use std::marker::PhantomData;
 
 use crate::indices::SlabIndex;
 
-/// Binary logarithm of the values per chunk.
-const CHUNK_BITS: u32 = 8;
-const CHUNK: usize = 1 << CHUNK_BITS;
+/// Size of a chunk, of which the allocator wastes little.
+pub(crate) const CHUNK_BYTES: usize = 12 << 10;
 
 /// A growing list whose slots are reused. A free slot contains the type's default.
 #[derive(Debug)]
@@ -23,6 +22,11 @@ impl<I, T> Default for Slab<I, T> {
     }
 }
 
+impl<I, T> Slab<I, T> {
+    /// Number of values per chunk.
+    const CHUNK: usize = CHUNK_BYTES / size_of::<T>();
+}
+
 impl<I: SlabIndex, T: Default> Slab<I, T> {
     pub(crate) fn len(&self) -> usize {
         self.len
@@ -36,7 +40,7 @@ impl<I: SlabIndex, T: Default> Slab<I, T> {
     /// Number of slots used since the slab was last empty.
     pub(crate) fn high_water_mark(&self) -> u32 {
         match self.chunks.last() {
-            Some(last) => ((self.chunks.len() - 1) << CHUNK_BITS) as u32 + last.len() as u32,
+            Some(last) => ((self.chunks.len() - 1) * Self::CHUNK + last.len()) as u32,
             None => 0,
         }
     }
@@ -51,9 +55,9 @@ impl<I: SlabIndex, T: Default> Slab<I, T> {
         }
         let index = I::from_slot(self.high_water_mark());
         match self.chunks.last_mut() {
-            Some(last) if last.len() < CHUNK => last.push(value),
+            Some(last) if last.len() < Self::CHUNK => last.push(value),
             _ => {
-                let mut chunk = Vec::with_capacity(CHUNK);
+                let mut chunk = Vec::with_capacity(Self::CHUNK);
                 chunk.push(value);
                 self.chunks.push(chunk);
             }
@@ -78,15 +82,15 @@ impl<I: SlabIndex, T> std::ops::Index<I> for Slab<I, T> {
     type Output = T;
 
     fn index(&self, index: I) -> &T {
-        let slot = index.slot();
-        &self.chunks[(slot >> CHUNK_BITS) as usize][slot as usize & (CHUNK - 1)]
+        let slot = index.slot() as usize;
+        &self.chunks[slot / Self::CHUNK][slot % Self::CHUNK]
     }
 }
 
 impl<I: SlabIndex, T> std::ops::IndexMut<I> for Slab<I, T> {
     fn index_mut(&mut self, index: I) -> &mut T {
-        let slot = index.slot();
-        &mut self.chunks[(slot >> CHUNK_BITS) as usize][slot as usize & (CHUNK - 1)]
+        let slot = index.slot() as usize;
+        &mut self.chunks[slot / Self::CHUNK][slot % Self::CHUNK]
     }
 }
 
@@ -98,13 +102,13 @@ mod tests {
     #[test]
     fn slots_are_reused_and_an_empty_slab_frees_memory() {
         let mut slab = Slab::<EntryIndex, u64>::default();
-        let indices: Vec<EntryIndex> = (0..1000_u64).map(|value| slab.insert(value + 1)).collect();
-        assert_eq!(indices, (0..1000).map(EntryIndex::from_slot).collect::<Vec<_>>());
+        let indices: Vec<EntryIndex> = (0..5000_u64).map(|value| slab.insert(value + 1)).collect();
+        assert_eq!(indices, (0..5000).map(EntryIndex::from_slot).collect::<Vec<_>>());
         let removed = EntryIndex::from_slot(300);
         assert_eq!(slab.remove(removed), 301);
         assert_eq!(
             (slab.insert(7), slab[removed], slab.high_water_mark(), slab.len()),
-            (removed, 7, 1000, 1000)
+            (removed, 7, 5000, 5000)
         );
         for index in indices {
             slab.remove(index);

@@ -24,6 +24,15 @@ impl<I> Default for HashIndex<I> {
     }
 }
 
+/// Number of slots after growth: four to seven times a power of two, as the allocator's sizes are, so that nothing is wasted and at
+/// least seven tenths of the slots are used.
+fn next_size(slots: usize) -> usize {
+    if slots < MIN_SLOTS {
+        return MIN_SLOTS;
+    }
+    slots + (1 << (slots.ilog2() - 2))
+}
+
 fn tag_of(slot: u64) -> u32 {
     (slot >> 32) as u32
 }
@@ -68,7 +77,7 @@ impl<I: SlabIndex> HashIndex<I> {
     /// Adds an index that is not present.
     pub(crate) fn insert(&mut self, tag: u32, index: I) {
         if (self.len + 1) * 8 > self.slots.len() * 7 {
-            self.resize((self.slots.len() + self.slots.len() / 2).max(MIN_SLOTS));
+            self.resize(next_size(self.slots.len()));
         }
         self.put(slot_of(tag, index));
         self.len += 1;

@@ -68,12 +68,11 @@ impl LockedShard<'_> {
         fx: &mut dyn StateChangeSink,
     ) {
         let Some(pending) = self.detach_pending(index) else { return };
-        let entry = &mut self.entries[index];
         // A late PutEnd of the new version must not match the present one, which would return success.
-        if space == SpaceDisposition::Quarantine && entry.client == pending.client {
-            entry.client = NO_WRITER;
+        if space == SpaceDisposition::Quarantine && self.writer(index) == pending.client {
+            self.set_writer(index, NO_WRITER);
         }
-        let tenant = entry.tenant;
+        let tenant = self.entries[index].tenant;
         self.objects.tenants.discharge(tenant, pending.bytes());
         self.requeue_idle(index, now_ms);
         self.emit_state(index, StoreCause::Replicas, fx);
@@ -105,7 +104,7 @@ impl LockedShard<'_> {
         let old: Vec<MemoryReplica> = entry.replicas().copied().collect();
         let (old_size, tenant, prefix) = (entry.size, entry.tenant, entry.prefix);
         let leased_until_ms = Some(entry.stamp).filter(|_| entry.is_leased(now_ms));
-        (entry.client, entry.size, entry.stamp) = (pending.client, pending.size, now_ms);
+        (entry.size, entry.stamp) = (pending.size, now_ms);
         let new: Vec<MemoryReplica> =
             pending.replicas.iter().map(|replica| MemoryReplica { ready: true, ..*replica }).collect();
         entry.set_replicas(&new);
@@ -113,6 +112,7 @@ impl LockedShard<'_> {
         (extra.checksum, extra.soft_pin_until_ms) = (checksum, pending.soft_pin_until_ms);
         entry.drop_empty_extras();
         entry.flags = EntryFlags::new(EvictionQueue::Unlisted, pending.hard_pin);
+        self.set_writer(index, pending.client);
         self.change_group(index, pending.group);
         let queue = self.entries[index].target_queue(now_ms);
         self.enqueue(index, queue);

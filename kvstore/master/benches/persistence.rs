@@ -1,6 +1,6 @@
 //! Cost of persistence: writes through the log, a snapshot during reads, and a restart.
 //!
-//! `cargo bench -p moongate-master --bench persistence -- KEYS [FOLDER]`
+//! `cargo bench -p moongate-master --bench persistence -- KEYS [FOLDER]`; with `restart FOLDER`, only the restart from such a folder.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a tool for a person at a terminal")]
 
 use std::path::Path;
@@ -29,7 +29,12 @@ fn caller(now_ms: u64) -> CallContext<'static> {
 
 fn main() {
     let mut arguments = std::env::args().skip(1).filter(|word| word != "--bench");
-    let keys: u64 = arguments.next().map_or(1_000_000, |word| word.parse().unwrap());
+    let first = arguments.next();
+    if first.as_deref() == Some("restart") {
+        reopen("restart", Path::new(&arguments.next().unwrap()));
+        return;
+    }
+    let keys: u64 = first.map_or(1_000_000, |word| word.parse().unwrap());
     let temporary = tempfile::TempDir::new().unwrap();
     let folder = arguments.next().map_or(temporary.path().to_owned(), Into::into);
     println!("{keys} keys of 68 characters, one replica each");

@@ -70,6 +70,11 @@ pub(crate) fn snapshot_needs(number: u64) -> Vec<u8> {
     bytes
 }
 
+/// Whether a record is outside the state machine.
+pub(crate) fn is_aux(bytes: &[u8]) -> bool {
+    bytes.first() == Some(&AUX_RECORD)
+}
+
 /// Decodes the record that [`snapshot_needs`] encodes.
 pub(crate) fn needs_through(bytes: &[u8]) -> Option<u64> {
     match bytes {

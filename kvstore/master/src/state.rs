@@ -71,26 +71,28 @@ impl MasterState {
 
     /// Applies a record of a snapshot, or the record with the number [`Self::last_record`].
     pub(crate) fn apply(&self, record: &[u8]) -> bool {
-        match record::read(record) {
-            Some(MasterLogRecord::Fact(fact)) => self.master.apply(&fact).is_ok(),
-            Some(MasterLogRecord::Epoch(id)) => {
-                self.aux.epochs.lock().begin(id, self.last_record);
-                true
-            }
-            Some(MasterLogRecord::Epochs(epochs)) => {
-                *self.aux.epochs.lock() = epochs;
-                true
-            }
-            Some(MasterLogRecord::Events(bound)) => {
-                self.aux.reserve_events(bound);
-                true
-            }
-            Some(MasterLogRecord::Metadata(change)) => {
-                self.aux.metadata.lock().apply(change);
-                true
-            }
-            None => false,
+        if record::is_aux(record) {
+            self.apply_aux(record, self.last_record)
+        } else {
+            self.apply_fact(record)
         }
+    }
+
+    /// Applies a record of the state machine.
+    pub(crate) fn apply_fact(&self, record: &[u8]) -> bool {
+        matches!(record::read(record), Some(MasterLogRecord::Fact(fact)) if self.master.apply(&fact).is_ok())
+    }
+
+    /// Applies a record outside the state machine, with its number in the log.
+    pub(crate) fn apply_aux(&self, record: &[u8], number: u64) -> bool {
+        match record::read(record) {
+            Some(MasterLogRecord::Epoch(id)) => self.aux.epochs.lock().begin(id, number),
+            Some(MasterLogRecord::Epochs(epochs)) => *self.aux.epochs.lock() = epochs,
+            Some(MasterLogRecord::Events(bound)) => self.aux.reserve_events(bound),
+            Some(MasterLogRecord::Metadata(change)) => self.aux.metadata.lock().apply(change),
+            Some(MasterLogRecord::Fact(_)) | None => return false,
+        }
+        true
     }
 
     /// The last record, for comparison with other masters' logs.

@@ -11,6 +11,7 @@ mod write;
 use crate::change::{RemoveCause, StoreCause, UnmountCause};
 
 pub use read::decode;
+pub(crate) use read::{RecordSubject, subject};
 pub use write::encode;
 
 /// The version that is written, and the only one that is accepted.

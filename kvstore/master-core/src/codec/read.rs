@@ -63,6 +63,39 @@ pub fn decode(bytes: &[u8]) -> Result<(StateChange<'_>, &[u8]), StateChangeDecod
     Ok((change, reader.0))
 }
 
+/// What an encoded state change is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RecordSubject<'a> {
+    /// One object.
+    Object { tenant: &'a str, key: &'a str },
+    /// A quarantined range.
+    Quarantine { segment: Uuid, offset: u64 },
+    /// Tasks or drain jobs.
+    Planner,
+}
+
+/// The subject of an encoded state change; `None` if it affects more than one object, or is invalid.
+pub(crate) fn subject(bytes: &[u8]) -> Option<RecordSubject<'_>> {
+    let [VERSION, kind, rest @ ..] = bytes else { return None };
+    let mut reader = StateChangeReader(rest);
+    Some(match *kind {
+        kind::STARTED | kind::REMOVED | kind::TRANSFER_STARTED | kind::TRANSFER_ENDED => {
+            RecordSubject::Object { tenant: reader.str().ok()?, key: reader.str().ok()? }
+        }
+        kind::STORED => {
+            reader.number().ok()?;
+            RecordSubject::Object { tenant: reader.str().ok()?, key: reader.str().ok()? }
+        }
+        kind::QUARANTINED | kind::RELEASED => {
+            RecordSubject::Quarantine { segment: reader.id().ok()?, offset: reader.number().ok()? }
+        }
+        kind::TASK | kind::DRAIN_JOB | kind::DRAIN_MOVE_STARTED | kind::DRAIN_MOVE_ENDED => {
+            RecordSubject::Planner
+        }
+        _ => return None,
+    })
+}
+
 pub(super) struct StateChangeReader<'a>(&'a [u8]);
 
 impl<'a> StateChangeReader<'a> {
@@ -122,9 +155,11 @@ impl<'a> StateChangeReader<'a> {
     }
 
     pub(super) fn text(&mut self) -> Result<Cow<'a, str>, StateChangeDecodeError> {
-        std::str::from_utf8(self.bytes()?)
-            .map(Cow::Borrowed)
-            .map_err(|_| StateChangeDecodeError::Value("text"))
+        self.str().map(Cow::Borrowed)
+    }
+
+    fn str(&mut self) -> Result<&'a str, StateChangeDecodeError> {
+        std::str::from_utf8(self.bytes()?).map_err(|_| StateChangeDecodeError::Value("text"))
     }
 
     fn optional_text(&mut self) -> Result<Option<Cow<'a, str>>, StateChangeDecodeError> {

@@ -63,11 +63,11 @@ fn consider_entry(
     else {
         return;
     };
-    if job.moves.values().any(|object| *object.name.key == *entry.key) {
+    if job.moves.values().any(|object| *object.name.key == *shard.key(index)) {
         return;
     }
     let tenant = shard.objects.tenants.get(entry.tenant);
-    let name = ObjectName::new(tenant.as_ref().map_or("", |tenant| &*tenant.name), &entry.key);
+    let name = ObjectName::new(tenant.as_ref().map_or("", |tenant| &*tenant.name), shard.key(index));
     if job.attempts.get(&name).is_some_and(|attempts| *attempts >= MAX_ATTEMPTS) {
         candidates.abandoned += 1;
         return;

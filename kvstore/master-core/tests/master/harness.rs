@@ -8,7 +8,7 @@ use mooncake_wire::types::{
 };
 use moongate_master_core::{
     CallContext, ClientSegment, MasterCore, MasterCoreOptions, ObjectCursor, ObjectState, PutStartRequest,
-    RemoveContext, ReplicaDescriptors, SnapshotCursor, StateChange, StoreCause,
+    RemoveContext, ReplayLane, ReplicaDescriptors, SnapshotCursor, StateChange, StoreCause,
 };
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -235,15 +235,45 @@ pub(crate) fn replayed(
     changes: &[StateChange<'static>],
     now: u64,
 ) -> MasterCore {
-    let master = MasterCore::new(settings.clone());
-    for change in changes {
-        // Encodes and decodes them, as in a log.
+    let records = changes.iter().map(|change| {
         let mut bytes = Vec::new();
         moongate_master_core::encode(change, &mut bytes);
-        let (change, rest) = moongate_master_core::decode(&bytes).unwrap();
-        assert!(rest.is_empty());
-        let _ = master.apply(&change);
+        bytes
+    });
+    let records: Vec<Vec<u8>> = records.collect();
+    let master = MasterCore::new(settings.clone());
+    records.iter().for_each(|record| apply_record(&master, record));
+    master.finish_replay(now, &());
+    assert_eq!(comparable_state(&replayed_in_bulk(settings, &records, now)), comparable_state(&master));
+    master
+}
+
+fn apply_record(master: &MasterCore, record: &[u8]) {
+    let (change, rest) = moongate_master_core::decode(record).unwrap();
+    assert!(rest.is_empty());
+    let _ = master.apply(&change);
+}
+
+/// A master that has applied these records lane by lane, as far as their order allows.
+fn replayed_in_bulk(settings: &MasterCoreOptions, records: &[Vec<u8>], now: u64) -> MasterCore {
+    let master = MasterCore::new(settings.clone());
+    master.begin_bulk_replay();
+    let mut lanes: BTreeMap<usize, Vec<&[u8]>> = BTreeMap::new();
+    let apply_lanes = |lanes: &mut BTreeMap<usize, Vec<&[u8]>>| {
+        while let Some((_, records)) = lanes.pop_last() {
+            records.into_iter().for_each(|record| apply_record(&master, record));
+        }
+    };
+    for record in records {
+        match master.replay_lane(record) {
+            ReplayLane::Shard(shard) => lanes.entry(shard).or_default().push(record),
+            ReplayLane::Exclusive => {
+                apply_lanes(&mut lanes);
+                apply_record(&master, record);
+            }
+        }
     }
-    master.finish_replay(now);
+    apply_lanes(&mut lanes);
+    master.finish_replay(now, &());
     master
 }

@@ -269,7 +269,7 @@ proptest! {
         for change in &world.changes {
             let _ = follower.master.apply(change);
         }
-        follower.master.finish_replay(world.now);
+        follower.master.finish_replay(world.now, &());
         prop_assert_eq!(ranges(&follower), ranges(&world));
     }
 }

@@ -1,6 +1,8 @@
 //! Replaying state changes restores the state.
 
-use moongate_master_core::{ClientCounts, MasterCoreOptions, SnapshotCursor, StateChange};
+use moongate_master_core::{
+    ClientCounts, MasterCore, MasterCoreOptions, ObjectCursor, SnapshotCursor, StateChange,
+};
 
 use crate::harness::{
     MIB, TestMasterCore, TestReplicateConfig, comparable_state, id, replayed, segment, snapshot, soft_pinned,
@@ -78,4 +80,33 @@ fn snapshot_in_parts_plus_concurrent_log_equals_the_state() {
     }
     pieces.extend(world.changes.clone());
     assert_eq!(comparable_state(&replayed(&settings, &pieces, world.now)), comparable_state(&world.master));
+}
+
+/// State changes that contradict each other, which no master emits.
+#[test]
+fn overlapping_objects_of_a_bulk_replay_are_dropped() {
+    let settings = MasterCoreOptions::default();
+    let mut world = TestMasterCore::with_segments(settings.clone(), &[4 * MIB]);
+    for key in ["a", "b", "c"] {
+        world.put(key, MIB, &TestReplicateConfig::default()).unwrap();
+    }
+    let mut changes = snapshot(&world.master, 1);
+    for change in &mut changes {
+        if let StateChange::ObjectStored { object, .. } = change
+            && object.key == "b"
+        {
+            object.locations.to_mut()[0].offset = MIB / 2;
+        }
+    }
+    let bulk = MasterCore::new(settings);
+    bulk.begin_bulk_replay();
+    changes.iter().for_each(|change| bulk.apply(change).unwrap());
+    assert_eq!((bulk.end_bulk_replay(&()), bulk.end_bulk_replay(&())), (2, 0));
+    bulk.finish_replay(world.now, &());
+    let (mut keys, mut cursor) = (Vec::new(), Some(ObjectCursor::default()));
+    while let Some(from) = cursor {
+        cursor = bulk.keys(from, u32::MAX, |_, key| keys.push(key.to_owned()));
+    }
+    assert_eq!(keys, ["c"]);
+    assert_eq!(bulk.segments_detail().segments[0].allocator_used_bytes, MIB);
 }

@@ -6,6 +6,7 @@
 //! ([`moongate_oplog::LogRecoveryReport::may_lack_records`]), the master starts without objects. If files are damaged, it starts with the objects
 //! that can be verified. [`RestoreReport::recovery`] reports which of these happened.
 
+mod parallel_replay;
 mod persister;
 mod restore;
 mod salvage;
@@ -23,6 +24,7 @@ use crate::journal::{DataDirStatus, Journal};
 use crate::recovery::{RecoveryOutcome, StateDamage};
 use crate::state::MasterState;
 
+pub(crate) use parallel_replay::ReplayThreads;
 pub(crate) use persister::SnapshotBatch;
 pub use persister::{PersistenceSchedule, StatePersister};
 pub use restore::{LoadedState, RestoreReport, RestoredJournal};
@@ -107,7 +109,7 @@ impl DurableJournal {
                     }
                 }
             };
-        state.master.finish_replay(now_ms);
+        state.master.finish_replay(now_ms, &ReplayThreads::default());
         if let RecoveryOutcome::Damaged(damage) | RecoveryOutcome::IntactDespiteDamage(damage) =
             &mut restored.recovery
             && damage.preserved_at.is_none()

@@ -7,8 +7,10 @@ use std::fmt;
 use std::path::Path;
 
 use moongate_master_core::MasterCoreOptions;
+use moongate_oplog::snapshot::SnapshotReader;
 use moongate_oplog::{LogRecoveryReport, OplogError, snapshot};
 
+use super::parallel_replay::{ReplayThreads, replay};
 use super::salvage::DamagedFolder;
 use super::{DurableJournal, salvage};
 use crate::record;
@@ -57,8 +59,9 @@ pub(super) struct ReplayBase {
 }
 
 impl ReplayBase {
-    fn empty(settings: &MasterCoreOptions) -> Self {
+    pub(super) fn empty(settings: &MasterCoreOptions) -> Self {
         let (state, restored) = (MasterState::empty(settings), RestoreReport::default());
+        state.master.begin_bulk_replay();
         Self { state, restored, needs_through: Some(0) }
     }
 
@@ -121,12 +124,22 @@ impl DurableJournal {
 
     fn base(&self, number: u64, path: &Path, settings: &MasterCoreOptions) -> Result<ReplayBase, OplogError> {
         let state = MasterState { last_record: number, ..MasterState::empty(settings) };
-        let mut restored = RestoreReport { snapshot: Some(number), ..RestoreReport::default() };
+        state.master.begin_bulk_replay();
         let mut needs_through = None;
-        snapshot::read(&self.folder, path, |entry| match record::needs_through(entry) {
-            Some(number) => needs_through = Some(number),
-            None => restored.applied(state.apply(entry)),
+        let mut reader = SnapshotReader::open(&self.folder, path)?;
+        let next_block = |buffer| reader.next_block(buffer);
+        let counts = replay(&state, ReplayThreads::default(), u64::MAX, next_block, |entry, _| {
+            match record::needs_through(entry) {
+                Some(number) => needs_through = Some(number),
+                None => return state.apply_aux(entry, number),
+            }
+            true
         })?;
+        let restored = RestoreReport {
+            snapshot: Some(number),
+            skipped_facts: counts.skipped,
+            ..RestoreReport::default()
+        };
         Ok(ReplayBase { state, restored, needs_through })
     }
 
@@ -138,6 +151,7 @@ impl DurableJournal {
     ) -> Result<LoadedState, OplogError> {
         let ReplayBase { mut state, mut restored, .. } = base;
         self.replay(&mut state, &mut restored, u64::MAX)?;
+        restored.skipped_facts += state.master.end_bulk_replay(&ReplayThreads::default());
         restored.keys = state.master.key_count();
         restored.recovery = match (damage, opened.torn_bytes) {
             (Some(damage), _) => RecoveryOutcome::IntactDespiteDamage(damage),
@@ -147,20 +161,21 @@ impl DurableJournal {
         Ok(LoadedState::Complete(Box::new(RestoredJournal { journal: self, state, report: restored })))
     }
 
-    /// Applies the log records after the state's last one, up to and including record `through`.
+    /// Applies the log records after the last one of a state in a bulk replay, up to and including record `through`.
     pub(super) fn replay(
         &self,
         state: &mut MasterState,
         restored: &mut RestoreReport,
         through: u64,
     ) -> Result<(), OplogError> {
-        let mut reader = self.log.reader(state.last_record.saturating_add(1))?;
-        while state.last_record < through
-            && let Some((_, record)) = reader.next()?
-        {
-            restored.applied(state.apply_next(record));
-            restored.replayed_facts += 1;
-        }
+        let mut reader = self.log.block_reader(state.last_record.saturating_add(1))?;
+        let next_block = |buffer| reader.next_block(buffer);
+        let counts = replay(state, ReplayThreads::default(), through, next_block, |record, number| {
+            state.apply_aux(record, number)
+        })?;
+        state.last_record += counts.records;
+        restored.replayed_facts += counts.records;
+        restored.skipped_facts += counts.skipped;
         Ok(())
     }
 }
@@ -195,10 +210,6 @@ impl RestoreReport {
                 );
             }
         }
-    }
-
-    fn applied(&mut self, was_applied: bool) {
-        self.skipped_facts += u64::from(!was_applied);
     }
 }
 

@@ -15,6 +15,7 @@ use mooncake_wire::types::Uuid;
 use moongate_master_core::{MasterCoreOptions, SnapshotCursor, StateChange, StateChangeSink};
 use moongate_oplog::{LogRecoveryReport, OperationLog, OplogError, OplogOptions, snapshot};
 
+use super::parallel_replay::ReplayThreads;
 use super::restore::{LoadedState, ReplayBase, RestoreReport, RestoredJournal};
 use super::{DurableJournal, PersistenceSchedule, StatePersister};
 use crate::recovery::{RecoveryOutcome, StateDamage};
@@ -75,16 +76,13 @@ pub(super) fn salvage(
     settings: &MasterCoreOptions,
 ) -> Result<LoadedState, OplogError> {
     let DamagedFolder { base, opened, is_log_end_present, mut damage } = damaged;
-    let mut earlier = match base {
-        Some(base) => base.state,
-        None => MasterState::empty(settings),
-    };
+    let mut earlier = base.unwrap_or_else(|| ReplayBase::empty(settings)).state;
     let readable_to = opened.damage.as_ref().map_or(0, |damage| damage.readable_to);
     if readable_to > earlier.last_record && opened.first <= earlier.last_record.saturating_add(1) {
         durable.replay(&mut earlier, &mut RestoreReport::default(), readable_to)?;
     }
     let earlier_keys = earlier.master.key_count();
-    let mut state = MasterState::empty(settings);
+    let ReplayBase { mut state, .. } = ReplayBase::empty(settings);
     earlier.aux.for_each_record(|record| _ = state.apply(record));
     let mut registry = RegistryReplayer { state: &state, skipped_facts: 0 };
     earlier.master.snapshot(SnapshotCursor::default(), 1, &mut registry);
@@ -95,6 +93,7 @@ pub(super) fn salvage(
     state.last_record =
         if is_verified { opened.contiguous_from.max(opened.first) - 1 } else { opened.next - 1 };
     durable.replay(&mut state, &mut restored, u64::MAX)?;
+    restored.skipped_facts += state.master.end_bulk_replay(&ReplayThreads::default());
     state.aux.reserve_events(state.aux.events().saturating_add(EVENT_NUMBER_GAP));
     restored.keys = state.master.key_count();
     damage.unverified_objects = earlier_keys.saturating_sub(restored.keys);

@@ -20,7 +20,7 @@ use super::replication_server::ReplicationServer;
 use super::tls::TlsFiles;
 use crate::aux_services::{AuxServiceError, AuxServices, AuxServicesOptions};
 use crate::clock::MonotonicUnixClock;
-use crate::durable::{DurableJournal, PersistenceSchedule, StatePersister};
+use crate::durable::{DurableJournal, PersistenceSchedule, ReplayThreads, StatePersister};
 use crate::rpc::{self, RpcServer, RpcServerError};
 use crate::server::{MasterServer, MasterServerOptions};
 use crate::state::{MasterState, SLOTS_PER_LOCK};
@@ -76,7 +76,7 @@ impl LeadershipOptions {
         let observed = services.observe(journal.clone(), journal.aux());
         let server =
             MasterServer::with_state(self.server.clone(), *master, MonotonicUnixClock::start(), observed);
-        server.master.finish_replay(server.clock.now_ms());
+        server.master.finish_replay(server.clock.now_ms(), &ReplayThreads::default());
         if last == 0 {
             server.open_rebuild();
         }
