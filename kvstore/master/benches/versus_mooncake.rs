@@ -3,7 +3,8 @@
 //! `cargo bench -p moongate-master --bench versus_mooncake -- MOONCAKE_MASTER [CASE] [FLAG…]`, with the path of the binary
 //! `mooncake_master` (not the script of the same name), a substring of the names of the cases to run, and flags for this master. Both
 //! masters run the whole time, and each case alternates between them, so that other load on the machine affects both. The master is
-//! pinned to one core, the client to the same core or to another one.
+//! pinned to one core, the client to the same core or to another one; with the case `unpinned`, neither is pinned. With the case
+//! `memory`, the resident memory with four million keys and after their removal is printed instead.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a tool for a person at a terminal")]
 
 use std::io::{Read as _, Write as _};
@@ -17,13 +18,19 @@ use mooncake_wire::frame::{self, FrameParseResult, ResponseHeader};
 use mooncake_wire::rpc::{
     BatchExistKey, BatchPutEnd, BatchPutEndArguments, BatchPutStart, BatchPutStartArguments, ExistKey,
     KeyArguments, KeysArguments, MountArguments, MountSegment, PutEnd, PutEndArguments, PutStart,
-    PutStartArguments, encode_request,
+    PutStartArguments, RemoveAll, RemoveAllArguments, encode_request,
 };
 use mooncake_wire::types::{DEFAULT_TENANT, ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
 use moongate_runtime::Supervisor;
 
+/// The same allocator as in the server binary.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const CLIENT: Uuid = Uuid { first: 1, second: 2 };
 const KEYS: usize = 100_000;
+/// Number of keys for the comparison of memory.
+const MEMORY_KEYS: usize = 4_000_000;
 const ROUNDS: usize = 7;
 /// Duration of one case on one master per round.
 const CASE_DURATION: Duration = Duration::from_millis(700);
@@ -60,6 +67,8 @@ struct BenchMaster {
     name: &'static str,
     process: Child,
     port: u16,
+    /// The connection on which the segments are mounted: when it closes, this master takes the node for lost and rejects puts.
+    node: Option<BenchRpcClient>,
 }
 
 impl Drop for BenchMaster {
@@ -70,18 +79,38 @@ impl Drop for BenchMaster {
 }
 
 impl BenchMaster {
-    fn start(name: &'static str, program: &str, serve: &[&str], port: u16) -> Self {
+    /// Starts a master with this number of keys on the given cores.
+    fn start(
+        name: &'static str,
+        (program, serve): (&str, &[&str]),
+        port: u16,
+        cores: &str,
+        keys: usize,
+    ) -> Self {
         let mut command = Command::new("taskset");
-        command.args(["-c", "0", program]).args(serve).args(FLAGS);
+        command.args(["-c", cores, program]).args(serve).args(FLAGS);
         command.args([format!("--rpc_port={port}"), format!("--metrics_port={}", port + 1)]);
         let process = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        let mut server = Self { name, process, port };
+        let mut server = Self { name, process, port, node: None };
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
             assert_eq!(server.process.try_wait().unwrap(), None, "{program} has exited");
             std::thread::sleep(Duration::from_millis(20));
         }
-        server.fill();
+        server.node = Some(server.mount());
+        std::thread::scope(|scope| {
+            for first in [0, keys / 2] {
+                let server = &server;
+                scope.spawn(move || server.fill(first, keys / 2));
+            }
+        });
         server
+    }
+
+    /// Resident memory in MB.
+    fn resident_mb(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024 / 1_000_000
     }
 
     /// CPU time of all its threads in nanoseconds.
@@ -105,7 +134,7 @@ impl BenchMaster {
         }
     }
 
-    fn fill(&self) {
+    fn mount(&self) -> BenchRpcClient {
         let mut caller = self.connect();
         for number in 0..4_u64 {
             let name = format!("10.0.0.{number}:12345");
@@ -121,18 +150,15 @@ impl BenchMaster {
             let mount = MountArguments { segment, client_id: CLIENT };
             caller.call(|out| encode_request::<MountSegment, &str>(0, Dialect::NEWEST, &mount, out).unwrap());
         }
-        let keys: Vec<String> = (0..KEYS).map(key).collect();
-        for keys in keys.chunks(256) {
-            let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-            let sizes = vec![1024; keys.len()];
-            let objects = keys.iter().map(|key| ObjectMeta { key: *key, object_checksum: None }).collect();
-            let (config, tenant) = (ReplicateConfig::default(), DEFAULT_TENANT);
-            let start = BatchPutStartArguments { client_id: CLIENT, keys, sizes, config, tenant };
-            caller
-                .call(|out| encode_request::<BatchPutStart, &str>(0, Dialect::NEWEST, &start, out).unwrap());
-            let end =
-                BatchPutEndArguments { client_id: CLIENT, objects, replica_type: ReplicaType::ALL, tenant };
-            caller.call(|out| encode_request::<BatchPutEnd, &str>(0, Dialect::NEWEST, &end, out).unwrap());
+        caller
+    }
+
+    /// Puts this number of keys.
+    fn fill(&self, first: usize, count: usize) {
+        let mut caller = self.connect();
+        for first in (first..first + count).step_by(256).take(count / 256) {
+            let keys: Vec<String> = (first..first + 256).map(key).collect();
+            caller.put_batch(&keys.iter().map(String::as_str).collect::<Vec<_>>());
         }
     }
 }
@@ -170,11 +196,24 @@ impl BenchRpcClient {
     }
 }
 
+impl BenchRpcClient {
+    fn put_batch(&mut self, keys: &[&str]) {
+        let sizes = vec![1024; keys.len()];
+        let objects = keys.iter().map(|key| ObjectMeta { key: *key, object_checksum: None }).collect();
+        let (config, tenant, keys) = (ReplicateConfig::default(), DEFAULT_TENANT, keys.to_vec());
+        let start = BatchPutStartArguments { client_id: CLIENT, keys, sizes, config, tenant };
+        self.call(|out| encode_request::<BatchPutStart, &str>(0, Dialect::NEWEST, &start, out).unwrap());
+        let end = BatchPutEndArguments { client_id: CLIENT, objects, replica_type: ReplicaType::ALL, tenant };
+        self.call(|out| encode_request::<BatchPutEnd, &str>(0, Dialect::NEWEST, &end, out).unwrap());
+    }
+}
+
 #[derive(Clone, Copy)]
 enum RpcBenchCase {
     Exist,
     BatchExist(usize),
     Put,
+    BatchPut(usize),
 }
 
 /// Makes calls for [`CASE_DURATION`]. Returns the latency of each in nanoseconds.
@@ -197,6 +236,11 @@ fn load(caller: &mut BenchRpcClient, case: RpcBenchCase, keys: &[String], key_pr
                 caller.call(|out| {
                     encode_request::<BatchExistKey, &str>(1, Dialect::NEWEST, &invocation, out).unwrap();
                 });
+            }
+            RpcBenchCase::BatchPut(size) => {
+                let name = |nth| format!("{key_prefix}{index:08}{nth:04}{}", &key[..44]);
+                let names: Vec<String> = (0..size).map(name).collect();
+                caller.put_batch(&names.iter().map(String::as_str).collect::<Vec<_>>());
             }
             RpcBenchCase::Put => {
                 let (name, tenant) = (format!("{key_prefix}{index:08}{}", &key[..48]), DEFAULT_TENANT);
@@ -267,14 +311,44 @@ fn pin(core: usize) {
     assert!(pinned.unwrap().success());
 }
 
+/// Prints the memory of both masters with keys, and after all of them are removed.
+fn compare_memory(ours: (&str, &[&str]), mooncake: &str) {
+    for (name, program, port) in [("moongate", ours, 46_151), ("mooncake", (mooncake, &[][..]), 46_161)] {
+        let server = BenchMaster::start(name, program, port, "0-1", MEMORY_KEYS);
+        let full = server.resident_mb();
+        let mut caller = server.connect();
+        let invocation = RemoveAllArguments { force: true, tenant: DEFAULT_TENANT };
+        caller.call(|out| encode_request::<RemoveAll, &str>(0, Dialect::NEWEST, &invocation, out).unwrap());
+        std::thread::sleep(Duration::from_secs(5));
+        let idle = server.resident_mb();
+        // Allocators return memory during later calls.
+        for _ in 0..4 {
+            server.fill(0, 512);
+            std::thread::sleep(Duration::from_secs(1));
+        }
+        let after_calls = server.resident_mb();
+        println!(
+            "{name}: {MEMORY_KEYS} keys {full} MB, removed: {idle} MB after 5 s, {after_calls} MB after calls"
+        );
+    }
+}
+
 fn compare(mooncake: &str, rest: &[String]) {
     let (flags, invocation): (Vec<&String>, Vec<&String>) =
         rest.iter().partition(|word| word.starts_with("--"));
     let executable = std::env::current_exe().unwrap();
     let serve: Vec<&str> = std::iter::once("--serve").chain(flags.iter().map(|flag| flag.as_str())).collect();
+    let ours = (executable.to_str().unwrap(), &serve[..]);
+    let has = |case: &str| invocation.iter().any(|word| *word == case);
+    if has("memory") {
+        compare_memory(ours, mooncake);
+        return;
+    }
+    let is_unpinned = has("unpinned");
+    let cores = if is_unpinned { "0-1" } else { "0" };
     let servers = [
-        BenchMaster::start("moongate", executable.to_str().unwrap(), &serve, 46_151),
-        BenchMaster::start("mooncake", mooncake, &[], 46_161),
+        BenchMaster::start("moongate", ours, 46_151, cores, KEYS),
+        BenchMaster::start("mooncake", (mooncake, &[]), 46_161, cores, KEYS),
     ];
     let keys: Vec<String> = (0..KEYS).map(key).collect();
     println!(
@@ -283,23 +357,32 @@ fn compare(mooncake: &str, rest: &[String]) {
     for (name, case, connections) in [
         ("ExistKey, 1 connection", RpcBenchCase::Exist, 1),
         ("ExistKey, 4 connections", RpcBenchCase::Exist, 4),
+        ("ExistKey, 16 connections", RpcBenchCase::Exist, 16),
         ("BatchExistKey x64", RpcBenchCase::BatchExist(64), 1),
         ("BatchExistKey x512", RpcBenchCase::BatchExist(512), 1),
         ("PutStart + PutEnd, 1 connection", RpcBenchCase::Put, 1),
         ("PutStart + PutEnd, 4 connections", RpcBenchCase::Put, 4),
+        ("PutStart + PutEnd, 16 connections", RpcBenchCase::Put, 16),
+        ("BatchPutStart + BatchPutEnd x64", RpcBenchCase::BatchPut(64), 1),
     ] {
-        if !invocation.iter().all(|part| name.contains(part.as_str())) {
+        if !invocation.iter().all(|part| *part == "unpinned" || name.contains(part.as_str())) {
             continue;
         }
-        for core in [0, 1] {
-            pin(core);
+        for core in if is_unpinned { 0..1 } else { 0..2 } {
+            if !is_unpinned {
+                pin(core);
+            }
             let mut results = [const { Vec::new() }; 2];
             for round in 0..ROUNDS {
                 for (server, results) in servers.iter().zip(&mut results) {
                     results.push(run_case(server, case, connections, &keys, 10 * round + core));
                 }
             }
-            let cores = if core == 0 { "same" } else { "two" };
+            let cores = match core {
+                _ if is_unpinned => "any",
+                0 => "same",
+                _ => "two",
+            };
             let medians = results.each_ref().map(|results| {
                 [
                     median(results, |result| result.per_second),
