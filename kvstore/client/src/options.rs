@@ -23,7 +23,7 @@ pub struct KvClientOptions {
     pub authentication: Option<StoreCredentials>,
     /// Maximum number of connections to one node. Further transfers wait.
     pub connections_per_node: usize,
-    /// Objects larger than this are split into slices of at most this many bytes.
+    /// Objects larger than this are split into slices of at most this many bytes; reads from nodes on this host, of four times as many.
     pub slice_bytes: usize,
     /// Maximum number of concurrent transfers of a batch, in objects.
     pub batch_in_flight: usize,

@@ -342,6 +342,11 @@ impl PeerNode {
         }
     }
 
+    /// Whether the node is on this host.
+    pub(crate) fn is_local(&self) -> bool {
+        self.distance == 0
+    }
+
     fn idle_connection(&self) -> Option<PooledConnection> {
         let mut state = self.state.lock();
         let connection = state.idle.pop()?;

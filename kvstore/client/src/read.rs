@@ -10,7 +10,7 @@ use crate::client::KvClient;
 use crate::error::{GRANT_PAUSE, KvError, NodeError};
 use crate::locate::{ObjectLocation, ReadLease, ReplicaSource};
 use crate::peer::SliceTransfer;
-use crate::slices::slice_length;
+use crate::slices::{max_read_slice, slice_length};
 
 /// Destination of a read: a growing vector, or a fixed buffer.
 pub(crate) trait ReadDestination {
@@ -181,7 +181,8 @@ impl KvClient {
         may_busy_poll: bool,
         into: &mut [u8],
     ) -> Result<RunningChecksum, NodeError> {
-        let slice = slice_length(into.len(), self.shared.options.slice_bytes);
+        let is_local = located.sources.iter().all(|source| source.peer.is_local());
+        let slice = slice_length(into.len(), max_read_slice(self.shared.options.slice_bytes, is_local));
         let is_checked = located.checksum.is_some() && self.shared.options.checksums;
         if into.len() <= slice {
             return self
