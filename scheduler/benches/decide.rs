@@ -8,6 +8,7 @@
     reason = "a benchmark fails by panicking and reports to a person"
 )]
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -44,12 +45,12 @@ fn cluster(prefills: usize, decodes: usize) -> Arc<SchedulableFleet> {
     ))
 }
 
-fn ask(engines: usize, random: &mut fastrand::Rng) -> ScheduleRequest {
+/// All engines share the store's prefix; one of `per_own_prefix` engines also has a prefix of its own.
+fn ask(engines: usize, per_own_prefix: usize, random: &mut fastrand::Rng) -> ScheduleRequest {
     let input_tokens = random.u32(1_000..60_000);
-    // All engines share the store's prefix; every fourth engine also has a prefix of its own.
     let shared = random.u32(..input_tokens / 2);
     let mut hits = || {
-        let own = if random.u8(..4) == 0 { random.u32(..input_tokens) } else { 0 };
+        let own = if random.usize(..per_own_prefix) == 0 { random.u32(..input_tokens) } else { 0 };
         TierHits {
             l1_tokens: own / 2,
             l2_tokens: own / 2,
@@ -79,6 +80,7 @@ struct SchedulerBench {
     random: fastrand::Rng,
     engines: usize,
     prefills: usize,
+    per_own_prefix: usize,
     attempts: u64,
     now: f64,
     events: Vec<SchedulerEvent>,
@@ -91,12 +93,21 @@ impl SchedulerBench {
         scheduler.set_cluster(0.0, cluster(prefills, decodes));
         let random = fastrand::Rng::with_seed(1);
         let engines = prefills + decodes;
-        Self { scheduler, random, engines, prefills, attempts: 0, now: 0.0, events: Vec::new() }
+        Self {
+            scheduler,
+            random,
+            engines,
+            prefills,
+            per_own_prefix: 4,
+            attempts: 0,
+            now: 0.0,
+            events: Vec::new(),
+        }
     }
 
     fn submit(&mut self) -> AttemptId {
         self.attempts += 1;
-        let ask = ask(self.engines, &mut self.random);
+        let ask = ask(self.engines, self.per_own_prefix, &mut self.random);
         self.scheduler.submit(self.now, AttemptId(self.attempts), ask);
         AttemptId(self.attempts)
     }
@@ -112,7 +123,7 @@ impl SchedulerBench {
 
     /// Submits a request, decides, and removes it again; returns seconds from submission to decision.
     fn decide(&mut self) -> f64 {
-        let ask = ask(self.engines, &mut self.random);
+        let ask = ask(self.engines, self.per_own_prefix, &mut self.random);
         self.attempts += 1;
         let attempt = AttemptId(self.attempts);
         let started = Instant::now();
@@ -153,6 +164,76 @@ impl SchedulerBench {
     }
 }
 
+/// Engines that compute what they are sent, one prompt after the other, with an error of up to a tenth of the prediction.
+struct BusyFleet {
+    bench: SchedulerBench,
+    free_at: Vec<f64>,
+    /// By the time of the first token, in nanoseconds.
+    running: BTreeSet<(u64, AttemptId)>,
+}
+
+impl BusyFleet {
+    /// One of `per_own_prefix` engines has a prefix of a prompt that the others do not have.
+    fn new(prefills: usize, decodes: usize, per_own_prefix: usize) -> Self {
+        let bench = SchedulerBench {
+            per_own_prefix,
+            ..SchedulerBench::new(PolicyName::Predictive, prefills, decodes)
+        };
+        Self { bench, free_at: vec![0.0; prefills], running: BTreeSet::new() }
+    }
+
+    fn poll(&mut self) -> f64 {
+        let seconds = self.bench.poll();
+        for event in &self.bench.events {
+            let SchedulerEvent::Send { attempt, decision } = event else { continue };
+            let engine = decision.route.prefill_instance();
+            let explained = decision.explanation.candidates.iter().zip(&decision.explanation.terms);
+            let (_, terms) = explained.clone().find(|(candidate, _)| candidate.instance == engine).unwrap();
+            let free_at = &mut self.free_at[engine.as_usize()];
+            let service = terms.service * (0.9 + 0.2 * self.bench.random.f64());
+            *free_at = free_at.max(self.bench.now + terms.fetch) + service;
+            self.running.insert(((*free_at * 1e9) as u64, *attempt));
+        }
+        seconds
+    }
+
+    /// Fills the queue, and polls as often as the scheduler wants until the next first token; returns the seconds of the poll after it.
+    fn release(&mut self, queued: usize, rechecks: &mut Histogram<u64>) -> f64 {
+        while self.bench.scheduler.queued().count() < queued {
+            self.bench.submit();
+            self.poll();
+        }
+        let end = |fleet: &Self| fleet.running.first().map_or(f64::INFINITY, |&(end, _)| end as f64 * 1e-9);
+        while let Some(next) = self.bench.scheduler.next_poll_at().filter(|next| *next < end(self)) {
+            self.bench.now = self.bench.now.max(next);
+            rechecks.record((self.poll() * 1e9) as u64).unwrap();
+        }
+        self.bench.now = self.bench.now.max(end(self));
+        let (_, attempt) = self.running.pop_first().unwrap();
+        self.bench.scheduler.first_token(self.bench.now, attempt, None);
+        self.bench.scheduler.ended(self.bench.now, attempt);
+        self.poll()
+    }
+}
+
+/// Rounds of a fleet in which all engines are busy, with `queued` requests queued.
+fn busy(name: &str, mut fleet: BusyFleet, queued: usize, rounds: usize) {
+    let mut rechecks: Histogram<u64> = Histogram::new(3).unwrap();
+    // The first rounds find all engines idle.
+    for _ in 0..rounds / 4 {
+        fleet.release(queued, &mut rechecks);
+    }
+    rechecks.clear();
+    let started = fleet.bench.now;
+    percentiles(&format!("busy, {name}: an engine becomes free"), rounds, || {
+        fleet.release(queued, &mut rechecks)
+    });
+    let us = |quantile| rechecks.value_at_quantile(quantile) as f64 / 1e3;
+    let per_second = rechecks.len() as f64 / (fleet.bench.now - started);
+    eprintln!("busy, {name}: rechecks p50 {:.1} us, p99 {:.1} us, {per_second:.0}/s", us(0.5), us(0.99));
+    eprintln!("busy, {name}: {:.0} first tokens/s", rounds as f64 / (fleet.bench.now - started));
+}
+
 fn percentiles(name: &str, rounds: usize, mut seconds: impl FnMut() -> f64) {
     let mut histogram: Histogram<u64> = Histogram::new(3).unwrap();
     for _ in 0..rounds {
@@ -187,6 +268,8 @@ fn release(criterion: &mut Criterion) {
         large.fill(1_000, &mut running_in_large);
         large.release(&mut running_in_large)
     });
+    busy("1,000 held x 750 prefills", BusyFleet::new(750, 250, 500), 1_000, 2_000);
+    busy("the same, parts of a prompt on 250 engines", BusyFleet::new(750, 250, 4), 1_000, 2_000);
     bench.fill(256, &mut running);
     criterion.bench_function("hold/256 held x 32 prefills", |bencher| {
         bencher.iter(|| bench.poll());

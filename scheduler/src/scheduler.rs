@@ -258,6 +258,7 @@ impl Scheduler {
             cluster: &self.cluster,
             loads: &self.loads,
             refreshed: self.load_refresh.since_last_round(),
+            refreshed_at: self.load_refresh.refreshed_at(),
             queued_requests: self.queued.len(),
             max_store_fetch_tokens: self
                 .queued
@@ -329,7 +330,7 @@ impl Scheduler {
             sequence: self.decided,
             entropy: mix_entropy(entropy, self.decided),
             // What the engines will have changes with each request that is sent.
-            held: queued.held.filter(|_| with_pending.is_none() && adapters.is_empty()),
+            held: queued.held.as_ref().filter(|_| with_pending.is_none() && adapters.is_empty()),
         };
         let verdict = self.policy.decide(&input);
         if let Ok(PolicyVerdict::Send(decision)) = &verdict {

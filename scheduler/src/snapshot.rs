@@ -98,6 +98,7 @@ impl DecisionSnapshot {
             cluster: &cluster,
             loads: &self.loads,
             refreshed: None,
+            refreshed_at: &[],
             queued_requests: self.queued_requests,
             max_store_fetch_tokens: self.prediction.max_store_fetch_tokens(),
             max_adapter_load: self.adapters.max_wait(),

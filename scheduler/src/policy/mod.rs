@@ -61,7 +61,7 @@ pub struct PolicyInput<'a> {
     /// Random bits for tie-breaks, provided by the caller.
     pub entropy: u64,
     /// What the policy returned with the last [`PolicyVerdict::Defer`] of this request, if its prediction and the fleet are the same.
-    pub held: Option<HeldChoice>,
+    pub held: Option<&'a HeldChoice>,
 }
 
 impl PolicyInput<'_> {
@@ -86,6 +86,8 @@ pub struct ScheduleRound<'a> {
     pub loads: &'a [InstanceLoad],
     /// The instances whose load has been refreshed since the last round; `None` if all have.
     pub refreshed: Option<&'a [InstanceIndex]>,
+    /// When each load was computed; empty if all were at `now`.
+    pub refreshed_at: &'a [Seconds],
     /// Number of queued requests in this round.
     pub queued_requests: usize,
     /// Maximum number of tokens that any of them could fetch from the shared store, weighted by network distance: see

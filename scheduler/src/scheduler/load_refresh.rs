@@ -23,13 +23,21 @@ pub(super) struct LoadRefresh {
     changed: Vec<InstanceIndex>,
     /// Engines whose loads were refreshed since the last round; `None` if all were.
     refreshed: Option<Vec<InstanceIndex>>,
+    /// When the load of each engine was refreshed.
+    refreshed_at: Vec<Seconds>,
     /// [`LARGE_FLEET`], except in tests.
     pub(super) large_fleet: usize,
 }
 
 impl Default for LoadRefresh {
     fn default() -> Self {
-        Self { all_at: f64::NEG_INFINITY, changed: Vec::new(), refreshed: None, large_fleet: LARGE_FLEET }
+        Self {
+            all_at: f64::NEG_INFINITY,
+            changed: Vec::new(),
+            refreshed: None,
+            refreshed_at: Vec::new(),
+            large_fleet: LARGE_FLEET,
+        }
     }
 }
 
@@ -56,8 +64,25 @@ impl LoadRefresh {
         }
     }
 
+    /// When each load was refreshed.
+    pub(super) fn refreshed_at(&self) -> &[Seconds] {
+        &self.refreshed_at
+    }
+
+    /// The loads of all engines were refreshed.
+    fn record_all(&mut self, now: Seconds, engines: usize) {
+        self.all_at = now;
+        self.changed.clear();
+        self.refreshed = None;
+        self.refreshed_at.clear();
+        self.refreshed_at.resize(engines, now);
+    }
+
     /// The load of an engine was refreshed at once.
-    pub(super) fn record(&mut self, ix: InstanceIndex) {
+    fn record(&mut self, now: Seconds, ix: InstanceIndex) {
+        if let Some(refreshed_at) = self.refreshed_at.get_mut(ix.as_usize()) {
+            *refreshed_at = now;
+        }
         if let Some(refreshed) = &mut self.refreshed {
             refreshed.push(ix);
         }
@@ -84,9 +109,7 @@ impl Scheduler {
         let learned = self.groups.by_engine();
         self.loads
             .extend(self.engines.iter().zip(learned).map(|(engine, learned)| engine.load(now, learned)));
-        self.load_refresh.all_at = now;
-        self.load_refresh.changed.clear();
-        self.load_refresh.refreshed = None;
+        self.load_refresh.record_all(now, self.engines.len());
     }
 
     /// Brings the load of one engine up to date.
@@ -96,7 +119,7 @@ impl Scheduler {
         {
             book.advance(now);
             *load = book.load(now, learned);
-            self.load_refresh.record(ix);
+            self.load_refresh.record(now, ix);
         }
     }
 }

@@ -3,7 +3,9 @@
 use super::super::min_cost::MinCostSampler;
 use super::super::{PolicyInput, all_pairable_decodes, load};
 use super::round_plan::RoundPlan;
-use crate::fleet::{InstanceIndex, LocationIds, PairingDomain, SchedulableInstance, TopologyDistance};
+use crate::fleet::{
+    InstanceIndex, InstanceRole, LocationIds, PairingDomain, SchedulableInstance, TopologyDistance,
+};
 use crate::seconds::Seconds;
 
 /// Seconds of a first token that a second of the decode's step time is worth. A larger value balances decodes more, and
@@ -42,6 +44,15 @@ struct CachedDecodeChoice {
 impl DecodeChoiceCache {
     pub(super) fn clear(&mut self) {
         self.entries.clear();
+    }
+
+    /// Starts a request whose cheapest decode for prefills at the location of this one was found before.
+    pub(super) fn start_with(&mut self, prefill: &SchedulableInstance, choice: Option<DecodeChoice>) {
+        self.entries.clear();
+        if choice.is_some() && prefill.role == InstanceRole::Prefill {
+            let SchedulableInstance { domain, location, .. } = *prefill;
+            self.entries.push(CachedDecodeChoice { domain, location, choice });
+        }
     }
 
     /// The cheapest decode for `prefill`, if any can take over. `handover` is the usual time of the transfer.

@@ -82,6 +82,7 @@ mod tests {
             cluster: &fixture.cluster,
             loads: &fixture.loads,
             refreshed: None,
+            refreshed_at: &[],
             queued_requests: 1,
             max_store_fetch_tokens: 0.0,
             max_adapter_load: 0.0,

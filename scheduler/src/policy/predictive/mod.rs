@@ -1,8 +1,10 @@
 //! Least predicted time to first token, decided as late as possible.
 
 mod decode_choice;
+mod due_time;
 mod held_choice;
 mod local_prefill;
+mod pricing_budget;
 mod retry_reservations;
 mod round_plan;
 mod tenant_usage;
@@ -12,7 +14,7 @@ pub use self::held_choice::HeldChoice;
 use self::decode_choice::{DecodeChoice, DecodeChoiceCache};
 use self::local_prefill::local_choice;
 use self::retry_reservations::RetryReservations;
-use self::round_plan::RoundPlan;
+use self::round_plan::{PlannedPrompt, RoundPlan};
 use self::tenant_usage::TenantUsage;
 use super::min_cost::MinCostSampler;
 use super::name_hash::splitmix64;
@@ -20,7 +22,7 @@ use super::{
     EngineChoice, Policy, PolicyInput, PolicyName, PolicyVerdict, ScheduleRound, build_decision, is_available,
 };
 use crate::decision::{CandidateEngine, CostBreakdown, CostTerm, RoutingDecision, ScheduleRejection};
-use crate::estimate::{EngineView, FETCH_LATENCY, PrefillBacklog, PrefillEstimate};
+use crate::estimate::{EngineView, PrefillBacklog, PrefillEstimate};
 use crate::fleet::{InstanceIndex, InstanceRole};
 use crate::options::SchedulerOptions;
 use crate::seconds::Seconds;
@@ -28,11 +30,6 @@ use crate::snapshot::DecisionSnapshot;
 
 /// Minimum time before a queued request is decided again if nothing happens.
 const MIN_RECHECK: Seconds = 0.001;
-
-/// A request is dispatched once its decode is expected to meet the target of the time per token this long after the
-/// prompt has been computed. 0 to 5 s differ little: a smaller value keeps more responses within the target, a larger
-/// one more first tokens.
-const PACE_SLACK: Seconds = 1.0;
 
 /// Upper limit of the congestion price of a second of an engine, in seconds.
 const MAX_CONGESTION: f64 = 10.0;
@@ -107,6 +104,10 @@ impl CheapestPair {
 }
 
 impl PricedEngine {
+    fn on(self, prefill: InstanceIndex) -> CheapestPair {
+        CheapestPair { prefill, decode: self.decode, estimate: self.estimate, cost: self.terms.cost() }
+    }
+
     fn ttft(&self) -> Seconds {
         ttft(&self.estimate, self.decode)
     }
@@ -236,10 +237,9 @@ impl PredictivePolicy {
         let second = 1.0 + self.congestion(input);
         let mut lightest = MinCostSampler::new(input.entropy);
         let mut offer = |policy: &mut Self, entry| {
-            if let Some(PricedEngine { estimate, terms, decode }) = policy.cost_on(input, entry, most_cached)
-            {
-                let cost = terms.cost();
-                lightest.offer(CheapestPair { prefill: entry, decode, estimate, cost }, cost);
+            if let Some(priced) = policy.cost_on(input, entry, most_cached) {
+                let pair = priced.on(entry);
+                lightest.offer(pair, pair.cost);
             }
             lightest.least().unwrap_or(f64::INFINITY)
         };
@@ -360,45 +360,6 @@ impl PredictivePolicy {
         input.now + soonest
     }
 
-    /// How long to queue a request that no engine is ready for, whatever its price there; `None` if it must be priced.
-    fn recheck_after(&self, input: &PolicyInput<'_>) -> Option<Seconds> {
-        let due = match self.plan.first_due() {
-            None if self.plan.requests()
-                < MAX_PLANNED_PER_ENGINE * input.cluster.prefills(input.request.model).len() =>
-            {
-                return None;
-            }
-            None => self.earliest_due(input)?,
-            Some(due) => due,
-        };
-        // Without any engine it is rejected in the usual way.
-        (due.is_finite() && self.meets_deadline(input)).then_some(due)
-    }
-
-    /// How long until any engine could be given this request, if that is not now.
-    fn earliest_due(&self, input: &PolicyInput<'_>) -> Option<Seconds> {
-        let mut due = f64::INFINITY;
-        let entries = input.cluster.prefills(input.request.model).iter();
-        for &ix in entries.chain(self.local_prefills(input)) {
-            let Some(load) = input.loads.get(ix.as_usize()).filter(|load| load.available) else { continue };
-            let stored = f64::from(input.prediction.hits(ix).l3_tokens);
-            let fetch = if stored > 0.0 {
-                let distance = input.prediction.network_distance(ix);
-                load.fetch_wait + FETCH_LATENCY + distance * stored * self.plan.fetch_per_token(ix)
-            } else {
-                0.0
-            };
-            let preparation = fetch + input.adapters.of(ix).wait();
-            let wait = load.min_wait().min(load.prefill_wait - preparation);
-            let shared = self.plan.next_pass(ix).unwrap_or(load.next_pass).work;
-            due = due.min(wait + self.plan.work(ix) - shared - self.settings.slack);
-            if due <= 0.0 {
-                return None;
-            }
-        }
-        Some(due)
-    }
-
     fn meets_deadline(&self, input: &PolicyInput<'_>) -> bool {
         let Some(latest) = self.deadline(input) else { return true };
         let first = input.cluster.prefills(input.request.model).first();
@@ -439,7 +400,10 @@ impl PredictivePolicy {
         if let Some(due) = self.recheck_after(input) {
             return Ok(defer(input, due));
         }
-        self.plan.priced += 1;
+        let is_large = self.plan.queued() * entries.len() >= self.large_round;
+        if is_large && input.held.is_none() && !self.plan.takes_price(false) {
+            return Ok(defer(input, MIN_RECHECK));
+        }
         let home = most_cached(input);
         let best = home.and_then(|(home, cached)| Some((self.cheapest(input, home, cached)?, cached)));
         let Some((best, most_cached)) = best else {
@@ -456,29 +420,16 @@ impl PredictivePolicy {
             let retry_after = self.retry_reservations.reserve(input, service, entries.len(), share);
             return Err(ScheduleRejection::Overloaded { retry_after });
         }
-        self.replace_choice(input, best.prefill);
-        let PrefillEstimate { wait, pass_wait, fetch, service, handover, truncates_fetch, .. } =
-            best.estimate;
-        let mut due = pass_wait - best.estimate.ready() - self.settings.slack;
-        let planned = self.plan.work(best.prefill);
-        if truncates_fetch && fetch > 0.0 && planned > 0.0 {
-            // Sent before the requests planned ahead of it, it would be computed before them, and without its blocks.
-            due = due.max(wait - planned - self.settings.slack);
+        self.replace_choice(input, &best);
+        let due = self.due(&best);
+        if let Some(choice) = due.waits_for {
+            self.plan.add_decode(choice.decode, input.expected_batch(), due.seconds);
         }
-        let mut waits_for_decode = false;
-        if let Some(choice) = best.decode {
-            let in_pace = choice.pace_wait - service - handover - PACE_SLACK;
-            if in_pace > due.max(0.0) {
-                due = in_pace;
-                waits_for_decode = true;
-                self.plan.add_decode(choice.decode, input.expected_batch(), due);
-            }
-        }
-        if due <= 0.0 {
+        if due.seconds <= 0.0 {
             let is_local = best.decode.is_some_and(|choice| choice.decode == best.prefill);
             let reason = if is_local {
                 "least predicted TTFT, with the prompt computed by the decode"
-            } else if pass_wait <= self.settings.slack {
+            } else if best.estimate.pass_wait <= self.settings.slack {
                 "least predicted TTFT"
             } else if best.estimate.adapter_load > 0.0 {
                 "early, to load its adapter"
@@ -487,14 +438,14 @@ impl PredictivePolicy {
             };
             return Ok(self.explain(input, &best, most_cached, reason));
         }
-        let until = input.now + due.max(MIN_RECHECK);
-        let held = self.held_choice(input, &best, until);
+        let after = due.seconds.max(MIN_RECHECK);
+        let held = self.held_choice(input, &best, after, most_cached);
         if let Some(load) = input.loads.get(best.prefill.as_usize()) {
-            self.plan.add(best.prefill, &best.estimate, load);
+            self.plan.add(best.prefill, PlannedPrompt::of(&best.estimate), load);
         }
         // How fast decodes will be is not compared between rounds.
-        let keeps = self.plan.queued() * entries.len() >= self.large_round && !waits_for_decode;
-        Ok(PolicyVerdict::Defer { until, held: keeps.then_some(held) })
+        let keeps = is_large && due.waits_for.is_none();
+        Ok(PolicyVerdict::Defer { until: input.now + after, held: keeps.then_some(held) })
     }
 }
 
@@ -567,7 +518,7 @@ impl Policy for PredictivePolicy {
             EngineView { index: entry, instance, load },
             PrefillBacklog::of(load),
         );
-        self.plan.add_dispatched(entry, &estimate, load);
+        self.plan.add_dispatched(entry, PlannedPrompt::of(&estimate), load);
         self.retry_reservations.redeem(input);
         let engines = input.cluster.prefills(input.request.model).len().max(1);
         self.tenants.record_sent(input.request.tenant, estimate.service / engines as f64);

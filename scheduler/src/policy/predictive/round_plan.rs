@@ -2,6 +2,7 @@
 
 use super::super::ScheduleRound;
 use super::local_prefill::has_spare_time;
+use super::pricing_budget::PricingBudget;
 use crate::decode_step::DecodeBatch;
 use crate::estimate::{FETCH_LATENCY, PrefillEstimate};
 use crate::fleet::{InstanceIndex, InstanceLoad, InstanceRole, NextPass};
@@ -23,8 +24,9 @@ pub(super) struct RoundPlan {
     waiting_for_decodes: (usize, Seconds),
     /// Number of requests planned in this round.
     requests: usize,
-    /// Number of requests for which all engines were priced in this round.
-    pub(super) priced: usize,
+    /// Prices of requests with a choice of an earlier round, and of the others.
+    held_prices: PricingBudget,
+    other_prices: PricingBudget,
     /// Queued requests at the beginning of the round, and those that have not been decided yet.
     queued: usize,
     remaining: usize,
@@ -34,23 +36,54 @@ pub(super) struct RoundPlan {
     fetch_per_token: Vec<Seconds>,
     /// A model as fast in every coefficient as the fastest engine, and not slower than usual.
     fastest: PrefillTimeModel,
-    /// Seconds until the engine could be given the request with the longest fetch and load. Never too late: engines excluded for
-    /// other requests count as available.
+    /// When each engine could be given the request with the longest fetch and load, without planned work. Never too late: engines
+    /// excluded for other requests count as available. Infinite for engines that compute no prompts.
+    due_at: Vec<Seconds>,
+    /// Seconds until then, with planned work.
     due: Vec<Seconds>,
-    /// Minimum of `due`.
-    first_due: Seconds,
+    /// Minimum of `due`, if it has been computed since the last change.
+    first_due: Option<Seconds>,
     /// Longest fetch of any request on any engine, after a load of its LoRA adapter.
     longest_fetch: Seconds,
     /// Seconds until each engine has finished its own work and the planned work; infinite if it is not available.
     backlogs: Vec<Seconds>,
-    /// When each engine is free, without planned work, as expected in the last round; infinite if it is not available.
+    /// When each engine is free, without planned work, as of its latest load; infinite if it is not available.
     free_at: Vec<Seconds>,
     /// Engines that will be free sooner than was expected in the last round, or for the requests that were decided earlier in this one.
-    sooner_free: Vec<InstanceIndex>,
+    sooner_free: Vec<SoonerFree>,
     /// Engines for which this round has planned or sent anything.
     planned: Vec<InstanceIndex>,
     /// What `due` was computed with: the longest fetch in tokens, and the longest load of an adapter.
     preparation: (f64, Seconds),
+}
+
+/// In one round, an engine that becomes free sooner than was expected is compared with the choices of at most this many requests, the
+/// first ones for which it may be cheaper.
+pub(super) const MAX_COMPARED: usize = 64;
+
+/// What a prompt adds to an engine's work.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct PlannedPrompt {
+    /// Time to compute it, without the constant of a shared pass.
+    pub(super) service: Seconds,
+    new_tokens: u64,
+    shares_pass: bool,
+}
+
+impl PlannedPrompt {
+    pub(super) fn of(estimate: &PrefillEstimate) -> Self {
+        let PrefillEstimate { service, new_tokens, shares_pass, .. } = *estimate;
+        Self { service, new_tokens, shares_pass }
+    }
+}
+
+/// An engine that will be free sooner than was expected.
+#[derive(Debug, Clone, Copy)]
+struct SoonerFree {
+    engine: InstanceIndex,
+    earlier: Seconds,
+    /// Number of requests with whose choice it has been compared.
+    compared: usize,
 }
 
 /// Engines whose expected time changes by less are not compared again.
@@ -60,25 +93,42 @@ impl RoundPlan {
     pub(super) fn start_round(&mut self, round: &ScheduleRound<'_>, settings: &SchedulerOptions) {
         let preparation = (round.max_store_fetch_tokens, round.max_adapter_load);
         self.waiting_for_decodes = (0, 0.0);
-        (self.requests, self.priced) = (0, 0);
+        self.requests = 0;
+        self.held_prices.start_round(round.loads.len());
+        self.other_prices.start_round(round.loads.len());
         (self.queued, self.remaining) = (round.queued_requests, round.queued_requests);
         self.sooner_free.clear();
         let is_same = self.due.len() == round.loads.len() && self.preparation == preparation;
         self.preparation = preparation;
-        let mut changed = std::mem::take(&mut self.planned);
-        changed.extend_from_slice(round.refreshed.unwrap_or_default());
-        if is_same && round.refreshed.is_some() && changed.len() < round.loads.len() {
-            changed.iter().for_each(|ix| self.set_load(round, settings, *ix));
-        } else {
-            self.start_with_all(round, settings);
+        self.first_due = None;
+        match round.refreshed.filter(|_| is_same) {
+            Some(refreshed) => {
+                self.remove_planned(round.now);
+                refreshed.iter().for_each(|ix| self.set_load(round, settings, *ix));
+            }
+            None => self.start_with_all(round, settings),
         }
-        changed.clear();
-        self.planned = changed;
-        self.update_first_due();
+    }
+
+    /// Removes what the last round has planned. The engines' own work is as expected then.
+    fn remove_planned(&mut self, now: Seconds) {
+        for ix in self.planned.drain(..) {
+            let position = ix.as_usize();
+            self.work[position] = 0.0;
+            self.next_passes[position] = None;
+            self.decodes[position] = DecodeBatch::default();
+        }
+        for (backlog, free_at) in self.backlogs.iter_mut().zip(&self.free_at) {
+            *backlog = (free_at - now).max(0.0);
+        }
+        for (due, due_at) in self.due.iter_mut().zip(&self.due_at) {
+            *due = due_at - now;
+        }
     }
 
     fn start_with_all(&mut self, round: &ScheduleRound<'_>, settings: &SchedulerOptions) {
         let engines = round.loads.len();
+        self.planned.clear();
         self.work.clear();
         self.work.resize(engines, 0.0);
         self.next_passes.clear();
@@ -89,6 +139,7 @@ impl RoundPlan {
         self.free_at.resize(engines, f64::INFINITY);
         self.backlogs.resize(engines, 0.0);
         self.fetch_per_token.resize(engines, 0.0);
+        self.due_at.resize(engines, f64::INFINITY);
         self.due.resize(engines, f64::INFINITY);
         // In one pass, because the loads of a large fleet do not fit into the processor's nearest cache.
         for ix in InstanceIndex::all().take(engines) {
@@ -100,12 +151,10 @@ impl RoundPlan {
     fn set_load(&mut self, round: &ScheduleRound<'_>, settings: &SchedulerOptions, ix: InstanceIndex) {
         let position = ix.as_usize();
         let (Some(instance), Some(load)) = (round.cluster.get(ix), round.loads.get(position)) else { return };
-        self.work[position] = 0.0;
-        self.next_passes[position] = None;
-        self.decodes[position] = DecodeBatch::default();
+        let age = round.refreshed_at.get(position).map_or(0.0, |at| (round.now - at).max(0.0));
         self.max_backlog = self.max_backlog.max(load.prefill_wait);
         self.fastest = fastest(self.fastest, &load.service);
-        self.set_backlog(ix, load, round.now);
+        self.set_backlog(ix, load, (round.now, age));
         let per_token = load.fetch_per_token(&instance.cache);
         self.fetch_per_token[position] = per_token;
         let computes = match instance.role {
@@ -116,7 +165,7 @@ impl RoundPlan {
             InstanceRole::Prefill | InstanceRole::Plain => true,
         };
         if !computes || !load.available {
-            self.due[position] = f64::INFINITY;
+            (self.due_at[position], self.due[position]) = (f64::INFINITY, f64::INFINITY);
             return;
         }
         let fetch = if round.max_store_fetch_tokens > 0.0 {
@@ -127,15 +176,17 @@ impl RoundPlan {
         let preparation = fetch + round.max_adapter_load;
         self.longest_fetch = self.longest_fetch.max(preparation);
         let wait = load.min_wait().min(load.prefill_wait - preparation);
-        self.due[position] = wait - load.next_pass.work - settings.slack;
+        self.due[position] = wait - load.next_pass.work - settings.slack - age;
+        self.due_at[position] = round.now + self.due[position];
     }
 
-    fn set_backlog(&mut self, ix: InstanceIndex, load: &InstanceLoad, now: Seconds) {
+    fn set_backlog(&mut self, ix: InstanceIndex, load: &InstanceLoad, (now, age): (Seconds, Seconds)) {
         let position = ix.as_usize();
-        let backlog = if load.available { load.min_wait() } else { f64::INFINITY };
+        let backlog = if load.available { (load.min_wait() - age).max(0.0) } else { f64::INFINITY };
         self.backlogs[position] = backlog;
-        if now + backlog + MIN_CHANGE < self.free_at[position] {
-            self.sooner_free.push(ix);
+        let earlier = self.free_at[position] - (now + backlog);
+        if earlier > MIN_CHANGE {
+            self.sooner_free.push(SoonerFree { engine: ix, earlier, compared: 0 });
         }
         self.free_at[position] = now + backlog;
     }
@@ -145,14 +196,42 @@ impl RoundPlan {
         self.remaining = self.remaining.saturating_sub(1);
     }
 
-    /// Engines with which a choice of the last round has to be compared.
-    pub(super) fn sooner_free(&self) -> &[InstanceIndex] {
-        &self.sooner_free
+    /// Whether all engines may be priced for the current request in this round. `has_choice` if there is one of an earlier round.
+    pub(super) fn takes_price(&mut self, has_choice: bool) -> bool {
+        let position = self.queued - self.remaining;
+        if has_choice { self.held_prices.take(position) } else { self.other_prices.take(position) }
+    }
+
+    /// Number of engines with which a choice of the last round has to be compared.
+    pub(super) fn sooner_free_len(&self) -> usize {
+        self.sooner_free.len()
+    }
+
+    /// One of them; `None` if it has been compared with enough requests.
+    pub(super) fn sooner_free(&self, number: usize) -> Option<InstanceIndex> {
+        self.sooner_free.get(number).filter(|free| free.compared < MAX_COMPARED).map(|free| free.engine)
+    }
+
+    /// One of them is compared with a request.
+    pub(super) fn count_comparison(&mut self, number: usize) {
+        if let Some(free) = self.sooner_free.get_mut(number) {
+            free.compared += 1;
+        }
     }
 
     /// A request that was planned on this engine is not any more.
-    pub(super) fn withdraw(&mut self, ix: InstanceIndex) {
-        self.sooner_free.push(ix);
+    pub(super) fn withdraw(&mut self, engine: InstanceIndex, service: Seconds) {
+        self.sooner_free.push(SoonerFree { engine, earlier: service, compared: 0 });
+    }
+
+    /// A request is on this engine that was not planned there before.
+    pub(super) fn fill(&mut self, engine: InstanceIndex, service: Seconds) {
+        if let Some(position) = self.sooner_free.iter().position(|free| free.engine == engine) {
+            self.sooner_free[position].earlier -= service;
+            if self.sooner_free[position].earlier <= MIN_CHANGE {
+                self.sooner_free.swap_remove(position);
+            }
+        }
     }
 
     /// Seconds until the engine has finished its own work and that of queued requests before the current one. Infinite if it is not
@@ -203,47 +282,42 @@ impl RoundPlan {
     }
 
     /// Plans a queued request on the engine, before those that are decided later.
-    pub(super) fn add(&mut self, ix: InstanceIndex, estimate: &PrefillEstimate, load: &InstanceLoad) {
+    pub(super) fn add(&mut self, ix: InstanceIndex, prompt: PlannedPrompt, load: &InstanceLoad) {
         self.requests += 1;
         if let Some(work) = self.work.get_mut(ix.as_usize()) {
-            *work += estimate.service;
+            *work += prompt.service;
         }
         let before = self.next_pass(ix).unwrap_or(load.next_pass);
         if let Some(next_pass) = self.next_passes.get_mut(ix.as_usize()) {
-            *next_pass = Some(if estimate.shares_pass {
-                before.with(estimate.new_tokens, estimate.service)
+            *next_pass = Some(if prompt.shares_pass {
+                before.with(prompt.new_tokens, prompt.service)
             } else {
-                NextPass::begin(&load.service, estimate.new_tokens, estimate.service)
+                NextPass::begin(&load.service, prompt.new_tokens, prompt.service)
             });
         }
-        self.add_dispatched(ix, estimate, load);
+        self.add_dispatched(ix, prompt, load);
     }
 
     /// Adds dispatched work to the engine's backlog.
-    pub(super) fn add_dispatched(
-        &mut self,
-        ix: InstanceIndex,
-        estimate: &PrefillEstimate,
-        load: &InstanceLoad,
-    ) {
+    pub(super) fn add_dispatched(&mut self, ix: InstanceIndex, prompt: PlannedPrompt, load: &InstanceLoad) {
         self.planned.push(ix);
         if let Some(backlog) = self.backlogs.get_mut(ix.as_usize()) {
-            *backlog += estimate.service;
+            *backlog += prompt.service;
         }
         // Others may join its pass until that starts.
-        let leaves_room = NextPass::begin(&load.service, estimate.new_tokens, 0.0).room > 0;
+        let leaves_room = NextPass::begin(&load.service, prompt.new_tokens, 0.0).room > 0;
         if let Some(due) = self.due.get_mut(ix.as_usize()).filter(|_| !leaves_room) {
-            let was_first = *due <= self.first_due;
-            *due += estimate.service;
-            if was_first {
-                self.update_first_due();
-            }
+            self.first_due = self.first_due.filter(|first_due| *due > *first_due);
+            *due += prompt.service;
         }
     }
 
     /// How long until any engine could be given any request, if that is not now. Infinite if there is no engine.
-    pub(super) fn first_due(&self) -> Option<Seconds> {
-        (self.first_due > 0.0).then_some(self.first_due)
+    pub(super) fn first_due(&mut self) -> Option<Seconds> {
+        let due = &self.due;
+        let first_due =
+            *self.first_due.get_or_insert_with(|| due.iter().copied().fold(f64::INFINITY, f64::min));
+        (first_due > 0.0).then_some(first_due)
     }
 
     /// Lower bound of the computation on an engine with these hits.
@@ -260,10 +334,6 @@ impl RoundPlan {
     /// Upper bound of a request's wait, whichever engine is chosen next.
     pub(super) fn max_wait(&self) -> Seconds {
         self.max_backlog.max(self.longest_fetch)
-    }
-
-    fn update_first_due(&mut self) {
-        self.first_due = self.due.iter().copied().fold(f64::INFINITY, f64::min);
     }
 }
 

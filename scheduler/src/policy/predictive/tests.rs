@@ -2,6 +2,7 @@
 
 mod bursts;
 mod held;
+mod round_plan;
 
 use std::sync::Arc;
 
@@ -12,6 +13,7 @@ use super::*;
 use crate::attempt::AttemptId;
 use crate::cache_params::{EngineCacheParams, PrefetchBehavior};
 use crate::decode_step::DecodeStepModel;
+use crate::estimate::FETCH_LATENCY;
 use crate::fleet::{
     LocationIds, ModelIndex, PairingDomain, ReportedLoad, SchedulableFleet, SchedulableInstance,
 };

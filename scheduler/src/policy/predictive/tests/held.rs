@@ -30,6 +30,18 @@ fn an_engine_that_is_free_early_gets_its_request_at_once() {
 }
 
 #[test]
+fn another_engine_that_is_free_early_gets_the_request() {
+    let (mut sim, running, _) = held_request();
+    // Nothing of it is cached, so it waits for the first engine.
+    let queued = sim.submit(9.93, 3_000, &[]);
+    assert_eq!(sim.sent(9.93), [(queued, 0)]);
+    let queued = sim.submit(9.94, 4_000, &[(0, own(100))]);
+    assert_eq!(sim.sent(9.94), []);
+    sim.scheduler.first_token(9.95, AttemptId(running[1]), None);
+    assert!(sim.sent(9.95).contains(&(queued, 1)));
+}
+
+#[test]
 fn a_new_prediction_replaces_the_choice() {
     let (mut sim, _, queued) = held_request();
     // Its blocks have been evicted.
