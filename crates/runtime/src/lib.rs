@@ -6,6 +6,7 @@ mod client_tls;
 pub mod config;
 mod dedicated_thread;
 mod file_changes;
+mod freed_memory;
 pub mod listener;
 mod log_output;
 mod log_rate_limit;
@@ -22,6 +23,7 @@ pub use client_tls::{ClientTls, ClientTlsFiles, EngineTlsArgs, plain_http_client
 pub use config::{ConfigEntryError, ConfigError, EffectiveSetting, SettingOrigin, effective_settings, parse};
 pub use dedicated_thread::DedicatedThread;
 pub use file_changes::FileChangeWatcher;
+pub use freed_memory::return_freed_memory;
 pub use listener::{
     BindError, ClientCertificate, ConnectionRejection, ListenerHandle, ListenerLimits, ListenerSocket,
     PeerAddr, ServerTls, ServerTlsFiles, TlsConfigError, bind, serve,

@@ -21,7 +21,7 @@ use mooncake_wire::rpc::{
     PutStartArguments, RemoveAll, RemoveAllArguments, encode_request,
 };
 use mooncake_wire::types::{DEFAULT_TENANT, ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
-use moongate_runtime::Supervisor;
+use moongate_runtime::{Supervisor, return_freed_memory};
 
 /// The same allocator as in the server binary.
 #[global_allocator]
@@ -58,7 +58,8 @@ fn serve(flags: &[String]) {
         async {
             let supervisor = Supervisor::new();
             let _running = moongate_master::start(*options, &supervisor).await.unwrap();
-            std::future::pending::<()>().await;
+            // As the server binary does.
+            return_freed_memory().await;
         },
     );
 }

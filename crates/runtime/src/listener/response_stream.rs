@@ -178,9 +178,11 @@ where
         while self.output.len() < MAX_OUTPUT {
             let Poll::Ready(frame) = self.body.as_mut().poll_frame(cx) else { return false };
             match frame {
-                // Trailers are not sent: no client has asked for them.
                 Some(Ok(frame)) => {
-                    frame.into_data().into_iter().for_each(|data| append_chunk(&mut self.output, data))
+                    // Trailers are not sent: no client has asked for them.
+                    if let Ok(data) = frame.into_data() {
+                        append_chunk(&mut self.output, data);
+                    }
                 }
                 Some(Err(error)) => {
                     self.end = Some(Err(error.into()));
