@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 
-use crate::bulk_replay::ReplayedRange;
 use crate::indices::{AllocatorBlockIndex, SlabIndex};
 use crate::slab::Slab;
 
@@ -85,6 +84,24 @@ fn bin(size: u64) -> usize {
 /// The smallest block size in a bin.
 fn bin_min_size(bin: usize) -> u64 {
     if bin < 8 { bin as u64 } else { (8 + (bin as u64 & 7)) << (bin / 8 - 1) }
+}
+
+/// A replayed range that has no block in its segment's allocator yet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReplayedRange {
+    /// Offset in the segment, in bytes.
+    pub(crate) offset: u64,
+    /// Size in bytes, before rounding up.
+    pub(crate) size: u64,
+    /// Its position in the order of collection.
+    pub(crate) position: usize,
+}
+
+impl ReplayedRange {
+    /// Offset of the byte after the block.
+    pub(crate) fn end(&self) -> u64 {
+        self.offset.saturating_add(rounded(self.size).unwrap_or(u64::MAX))
+    }
 }
 
 impl SegmentAllocator {

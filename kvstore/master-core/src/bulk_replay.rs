@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::allocator::{SegmentAllocator, rounded};
+use crate::allocator::{ReplayedRange, SegmentAllocator};
 use crate::codec::{RecordSubject, subject};
 use crate::indices::{AllocatorBlockIndex, EntryIndex, SegmentIndex, ShardIndex, SlabIndex};
 use crate::master::MasterCore;
@@ -47,17 +47,6 @@ pub enum ReplayLane {
     Shard(usize),
     /// All others: every lane must have applied what is before it, and none may have applied what is after it.
     Exclusive,
-}
-
-/// A replayed range that has no block in its segment's allocator yet.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ReplayedRange {
-    /// Offset in the segment, in bytes.
-    pub(crate) offset: u64,
-    /// Size in bytes, before rounding up.
-    pub(crate) size: u64,
-    /// Its position in the order of collection.
-    pub(crate) position: usize,
 }
 
 /// Some of the shards, and their ranges by segment.
@@ -251,13 +240,6 @@ fn drop_overlapping(ranges: &mut Vec<ReplayedRange>) {
         nth += 1;
         overlapping.binary_search(&(nth - 1)).is_err()
     });
-}
-
-impl ReplayedRange {
-    /// Offset of the byte after the block.
-    pub(crate) fn end(&self) -> u64 {
-        self.offset.saturating_add(rounded(self.size).unwrap_or(u64::MAX))
-    }
 }
 
 impl ObjectTable {
