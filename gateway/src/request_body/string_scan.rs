@@ -119,7 +119,7 @@ mod tests {
                         continue;
                     }
                     None => return ScannedString { end: end + 1, length, stop: ScanStop::Invalid },
-                    Some(0..0x20) | Some(_) => {
+                    Some(_) => {
                         return ScannedString { end: end + 1, length, stop: ScanStop::OtherEscape };
                     }
                 },

@@ -76,7 +76,7 @@ where
         StreamingFuture {
             // Chunks are unknown to HTTP/1.0.
             streams: request.version() == Version::HTTP_11,
-            keep_alive: !asks_to_close(request.headers()),
+            keep_alive: !requests_close(request.headers()),
             slot: StreamedResponseSlot(Arc::clone(&self.slot.0)),
             response: self.service.call(request),
         }
@@ -108,14 +108,14 @@ where
         if !(*this.streams && is_long && response.extensions().get::<RequestRead>().is_some()) {
             return Poll::Ready(Ok(response));
         }
-        let keep_alive = *this.keep_alive && !asks_to_close(response.headers());
+        let keep_alive = *this.keep_alive && !requests_close(response.headers());
         *this.slot.0.lock() = Some(StreamedResponse { response, keep_alive });
         // The connection finds the response in the slot at the end of this poll, and drops this future.
         Poll::Pending
     }
 }
 
-fn asks_to_close(headers: &HeaderMap) -> bool {
+fn requests_close(headers: &HeaderMap) -> bool {
     headers.get_all(CONNECTION).iter().any(|value| {
         value
             .as_bytes()
@@ -179,7 +179,7 @@ where
             let Poll::Ready(frame) = self.body.as_mut().poll_frame(cx) else { return false };
             match frame {
                 Some(Ok(frame)) => {
-                    // Trailers are not sent: no client has asked for them.
+                    // Trailers are not sent: no client has requested them.
                     if let Ok(data) = frame.into_data() {
                         append_chunk(&mut self.output, data);
                     }
@@ -216,7 +216,7 @@ where
         Poll::Ready(Ok(()))
     }
 
-    /// Notices a client that has closed its side, as hyper does, and keeps what it has sent of its next requests.
+    /// Detects a client that has closed its side, as hyper does, and keeps what it has sent of its next requests.
     fn poll_input(&mut self, cx: &mut Context<'_>) -> Result<(), ResponseStreamError> {
         while self.stream.prefix_length() < MAX_PIPELINED {
             let mut bytes = [0; 1024];

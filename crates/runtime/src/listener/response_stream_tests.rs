@@ -171,7 +171,7 @@ async fn events_before_an_error_arrive_and_the_body_has_no_end() {
 }
 
 #[tokio::test]
-async fn the_connection_is_closed_if_the_client_asks_for_it() {
+async fn the_connection_is_closed_if_the_client_requests_it() {
     for (version, close) in [("1.1", "connection: TE, Close\r\n"), ("1.0", "")] {
         let mut server = TestServer::start().await;
         server.send(&format!("GET / HTTP/{version}\r\nhost: test\r\n{close}\r\n")).await;
@@ -215,7 +215,6 @@ async fn a_drain_lets_the_response_end_and_a_deadline_does_not() {
     server.end().await;
 }
 
-/// Writes a body of `frames` frames to a client with little room, and compares what arrives.
 #[tokio::test]
 async fn a_slow_client_gets_everything_and_bounds_what_is_buffered() {
     let (near, mut far) = tokio::io::duplex(100);
