@@ -1,9 +1,9 @@
 """Mooncake's own node and client, for the benchmark beside it.
 
 peers.py node MASTER MEBIBYTES
-    Says "ready SEGMENT", and serves until its standard input ends.
+    Prints "ready SEGMENT", and serves until its standard input ends.
 peers.py client MASTER
-    Says "ready", and reads one command per line: put PREFIX SIZE COUNT THREADS SEGMENT | get PREFIX SIZE COUNT THREADS SEGMENT.
+    Prints "ready", and reads one command per line: put PREFIX SIZE COUNT THREADS SEGMENT | get PREFIX SIZE COUNT THREADS SEGMENT.
     Puts go to this segment. It responds with a JSON object: the wall-clock time of all calls and the latency of each in seconds.
 Responses start with "> ", because the client also logs to stdout.
 """

@@ -10,7 +10,7 @@ use http_body::Body;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tower::ServiceExt as _;
 use tower::util::Oneshot;
 
@@ -214,7 +214,9 @@ impl HttpProtocols {
                 return Some(Err(error.into()));
             }
             if !keep_alive {
-                return Some(stream.shutdown().await.map_err(BoxError::from));
+                let mut stream = pin!(stream);
+                let ended = drive(shared, |cx, _| stream.as_mut().poll_shutdown(cx)).await?;
+                return Some(ended.map_err(BoxError::from));
             }
         }
     }

@@ -232,7 +232,7 @@ impl ReplayDistributor<'_> {
         let records = std::mem::take(records);
         let bytes = records.iter().map(|nth| block.unverified(*nth).len()).sum();
         *self.shared.in_flight.lock() += bytes;
-        // After a panic nobody receives it.
+        // Fails only after the worker's panic, which ends the replay.
         let _ =
             sender.send(ReplayBatch { shared: self.shared, block: Some(Arc::clone(block)), records, bytes });
     }
