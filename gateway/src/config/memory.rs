@@ -8,7 +8,7 @@ const FALLBACK_MEMORY_LIMIT: u64 = 2 << 30;
 /// Each default is the memory limit divided by this.
 const DEFAULT_SHARE: u64 = 4;
 /// Largest default for prompts. Text that is not cached costs a millisecond per 100 KiB.
-const MAX_DEFAULT_PROMPT_MEMORY: u64 = 128 << 20;
+const MAX_DEFAULT_PROMPT_MEMORY: u64 = 96 << 20;
 /// Smallest value of either setting.
 const MIN_BYTES: u64 = 1 << 20;
 
@@ -20,9 +20,9 @@ pub struct MemoryOptions {
     #[arg(long, value_name = "BYTES", env = "MOONGATE_BODY_MEMORY", value_parser = clap::value_parser!(u64).range(MIN_BYTES..))]
     pub body_memory: Option<u64>,
 
-    /// Memory for tokenizing prompts: half for the tokens and block hashes of earlier ones, half for prompts being tokenized; when
-    /// that is exhausted, a request is routed without a prediction. Default: a quarter of the memory limit, at most 128 MiB, which
-    /// holds about 9 million tokens.
+    /// Memory for tokenizing prompts: a third for the tokens and block hashes of earlier ones, two thirds for prompts being tokenized;
+    /// when that is exhausted, a request is routed without a prediction. Default: a quarter of the memory limit, at most 96 MiB, which
+    /// holds 4.7 million tokens.
     #[arg(long, value_name = "BYTES", env = "MOONGATE_PROMPT_MEMORY", value_parser = clap::value_parser!(u64).range(MIN_BYTES..))]
     pub prompt_memory: Option<u64>,
 
@@ -55,11 +55,12 @@ impl MemoryOptions {
     fn shares_of(&self, limit: u64) -> MemoryShares {
         let default = (limit / DEFAULT_SHARE).max(MIN_BYTES);
         let prompt_memory = self.prompt_memory.unwrap_or(default.min(MAX_DEFAULT_PROMPT_MEMORY));
-        let engine_tokens = (prompt_memory / 8).min(64 << 20);
-        let earlier = prompt_memory / 2 - engine_tokens;
+        let kept = prompt_memory / 3;
+        let engine_tokens = (kept / 4).min(64 << 20);
+        let earlier = kept - engine_tokens;
         MemoryShares {
             bodies: self.body_memory.unwrap_or(default),
-            prompts: prompt_memory / 2,
+            prompts: prompt_memory - kept,
             texts: earlier - earlier / 4,
             hashes: earlier / 4,
             engine_tokens,
@@ -79,9 +80,9 @@ mod tests {
         let expected = MemoryShares {
             bodies: 512 * MIB,
             prompts: 64 * MIB,
-            texts: 36 * MIB,
-            hashes: 12 * MIB,
-            engine_tokens: 16 * MIB,
+            texts: 18 * MIB,
+            hashes: 6 * MIB,
+            engine_tokens: 8 * MIB,
         };
         assert_eq!(shares, expected);
         let large = default.shares_of(64 << 30);

@@ -62,7 +62,7 @@ impl OverloadMetrics {
             ),
             prompt_bytes: registry.register(
                 "moongate_prompt_memory_bytes",
-                "Memory reserved for tokenizing long prompts, at most half of `--prompt-memory`",
+                "Memory reserved for tokenizing long prompts, at most two thirds of `--prompt-memory`",
                 Gauge::default(),
             ),
             connections: Arc::default(),

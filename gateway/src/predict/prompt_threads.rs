@@ -1,7 +1,7 @@
 //! Threads that tokenize and hash prompts.
 //!
 //! The threads of connections do neither: a prompt of a megabyte takes ten milliseconds, in which no stream on its thread would be
-//! relayed. And each thread that tokenizes has caches of its own, of up to 64 MiB.
+//! relayed.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
