@@ -199,6 +199,11 @@ async fn without_a_store_responses_continue_where_they_were_made() {
             assert_eq!(fleet.engines.decodes[maker].stats().started, 2, "{name}: the engine that has it");
             let now = metric(&fleet, "moongate_decision_seconds_count").await;
             assert_eq!(now, decisions + 1, "{name}: its load is recorded by the scheduler");
+            let metrics = fleet.client.get(fleet.gateway.admin_url("/metrics")).send().await.unwrap();
+            let metrics = metrics.text().await.unwrap();
+            let (_, locked) = metrics.split_once("moongate_scheduler_lock_seconds_total ").unwrap();
+            let locked: f64 = locked.lines().next().unwrap().parse().unwrap();
+            assert!(locked > 0.0 && locked < 60.0, "{name}: {locked} seconds for two requests");
         }
     }
 }

@@ -323,12 +323,16 @@ impl AdmissionQueue {
     fn update<R>(self: &Arc<Self>, change: impl FnOnce(&mut AdmissionState, f64) -> R) -> R {
         let (result, deliveries, moved) = {
             let mut state = self.state.lock();
+            let locked = std::time::Instant::now();
             let now = self.clock.now();
             let before = state.scheduler.next_poll_at();
             state.sync_fleet(now, self.fleet.current());
             let result = change(&mut state, now);
             let deliveries = state.poll(now, self);
-            (result, deliveries, state.scheduler.next_poll_at() != before)
+            let moved = state.scheduler.next_poll_at() != before;
+            drop(state);
+            self.metrics.scheduler_lock_seconds.inc_by(locked.elapsed().as_secs_f64());
+            (result, deliveries, moved)
         };
         if moved {
             self.wake_time_changed.notify_one();

@@ -1,6 +1,7 @@
 //! Prometheus metrics. All names start with `moongate_`; `docs/metrics.md` lists them.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use moongate_runtime::metrics::MetricsRegistry;
@@ -58,6 +59,8 @@ pub(crate) struct GatewayMetrics {
     pub(super) ttft: ApiHistogram,
     itl: Histogram,
     decide: Histogram,
+    /// For which the scheduler's lock was held.
+    pub(crate) scheduler_lock_seconds: Counter<f64, AtomicU64>,
     pub(super) queue_wait: Histogram,
     pub(super) in_flight: Gauge,
     pub(super) requests_queued: Gauge,
@@ -116,6 +119,11 @@ impl GatewayMetrics {
                 "moongate_decision_seconds",
                 "Time to choose a route, once per attempt, without queueing",
                 Histogram::new(DECIDE_BUCKETS),
+            ),
+            scheduler_lock_seconds: registry.register(
+                "moongate_scheduler_lock_seconds",
+                "Time for which the scheduler was locked. All requests share this lock, so near one second per second more gateways are needed",
+                Counter::default(),
             ),
             queue_wait: registry.register(
                 "moongate_queue_wait_seconds",
