@@ -154,3 +154,98 @@ fn pattern(step: &Value) -> Option<&str> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Writes the small tokenizer with other members, and loads it here and with the engines' library.
+    fn changed(
+        members: &Value,
+        config: &Value,
+    ) -> (Result<BytePairTokenizer, UnsupportedTokenizer>, tokenizers::Tokenizer) {
+        let folder = tempfile::tempdir().unwrap();
+        let small = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/small/tokenizer.json");
+        let mut file: Value = serde_json::from_slice(&std::fs::read(small).unwrap()).unwrap();
+        for (name, value) in members.as_object().unwrap() {
+            file[name] = value.clone();
+        }
+        let path = folder.path().join("tokenizer.json");
+        std::fs::write(&path, file.to_string()).unwrap();
+        std::fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+        (BytePairTokenizer::load(&path), tokenizers::Tokenizer::from_file(path).unwrap())
+    }
+
+    fn added(id: u32, content: &str, normalized: bool) -> Value {
+        json!({ "id": id, "content": content, "normalized": normalized, "special": false,
+            "single_word": false, "lstrip": false, "rstrip": false })
+    }
+
+    #[test]
+    fn steps_around_the_model_are_those_of_the_library() {
+        let members = json!({
+            "normalizer": { "type": "Lowercase" },
+            "added_tokens": [added(512, "<Verbatim>", false), added(513, "Café", true), added(514, "<v", true)],
+            "post_processor": { "type": "TemplateProcessing",
+                "single": [{ "SpecialToken": { "id": "<Verbatim>", "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } }],
+                "pair": [{ "Sequence": { "id": "A", "type_id": 0 } }, { "Sequence": { "id": "B", "type_id": 1 } }],
+                "special_tokens": { "<Verbatim>": { "id": "<Verbatim>", "ids": [512], "tokens": ["<Verbatim>"] } } },
+        });
+        let (own, library) = changed(&members, &json!({}));
+        let own = own.unwrap();
+        for text in
+            ["a CAFÉ <Verbatim>x", "<verbatim> Café<Verbatim>", "<V", "", "LETTERS and é", "<Verbatim>"]
+        {
+            for special in [false, true] {
+                let expected = library.encode_fast(text, special).unwrap();
+                assert_eq!(own.encode(text, special), expected.get_ids(), "{text} {special}");
+            }
+        }
+        assert!(own.encode("x café", false).contains(&513), "matched after the normalizer");
+    }
+
+    #[test]
+    fn tokens_of_the_configuration_are_matched() {
+        let declared = |id: &str, content| json!({ "added_tokens_decoder": { id: { "content": content } } });
+        let (own, _) = changed(&json!({}), &declared("900", "<declared>"));
+        assert_eq!(own.unwrap().encode("<declared>", false), [900]);
+        let (own, _) = changed(&json!({}), &declared("900", "<|im_end|>"));
+        assert!(own.is_err(), "two ids for a token");
+    }
+
+    #[test]
+    fn a_token_that_merges_do_not_give_is_used_only_if_they_are_ignored() {
+        for ignore_merges in [false, true] {
+            let mut model = json!({ "type": "BPE", "merges": [], "ignore_merges": ignore_merges });
+            let (_, library) = changed(&json!({}), &json!({}));
+            let bytes = library.get_vocab(false).into_iter().filter(|(text, _)| text.chars().count() == 1);
+            model["vocab"] =
+                bytes.map(|(text, id)| (text, json!(id))).collect::<serde_json::Map<_, _>>().into();
+            model["vocab"]["word"] = json!(700);
+            let (own, library) = changed(&json!({ "model": model }), &json!({}));
+            let tokens = own.unwrap().encode("word", false);
+            assert_eq!(tokens, library.encode_fast("word", false).unwrap().get_ids());
+            assert_eq!(tokens == [700], ignore_merges);
+        }
+    }
+
+    #[test]
+    fn other_pre_tokenizers_are_not_supported() {
+        let byte_level = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": true });
+        assert!(changed(&json!({ "pre_tokenizer": byte_level }), &json!({})).0.is_ok());
+        for pre_tokenizer in [
+            json!({ "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true }),
+            json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": false }),
+            json!({ "type": "Sequence", "pretokenizers": [{ "type": "Whitespace" }, byte_level] }),
+            json!({ "type": "Sequence", "pretokenizers": [
+                { "type": "Split", "pattern": { "Regex": "a" }, "behavior": "Removed", "invert": false }, byte_level] }),
+        ] {
+            assert!(
+                changed(&json!({ "pre_tokenizer": pre_tokenizer }), &json!({})).0.is_err(),
+                "{pre_tokenizer}"
+            );
+        }
+    }
+}
