@@ -38,12 +38,13 @@ pub(crate) struct BlockExtraKeys<'a> {
 }
 
 impl<'a> BlockExtraKeys<'a> {
-    /// Reads them from a body that is a valid JSON object. Bodies rarely have any, so the raw bytes are searched first.
+    /// Reads them from a body that is a valid JSON object. Bodies rarely have any: only one that `may_change_hashes` is parsed.
+    pub(crate) fn of_body(body: &'a [u8], may_change_hashes: bool) -> Self {
+        if may_change_hashes { Self::read(body) } else { Self::default() }
+    }
+
+    /// Parses a body that is a valid JSON object.
     pub(crate) fn read(body: &'a [u8]) -> Self {
-        const NAMES: [&[u8]; 3] = [b"\"cache_salt\"", b"\"extra_key\"", b"\"lora_path\""];
-        if NAMES.iter().all(|name| memchr::memmem::find(body, name).is_none()) {
-            return Self::default();
-        }
         serde_json::from_slice(body).unwrap_or(Self { is_unknown: true, ..Self::default() })
     }
 

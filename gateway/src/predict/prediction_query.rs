@@ -25,6 +25,8 @@ const FIRST_SEGMENTS: usize = 2;
 pub(super) struct PredictionQuery {
     pub(super) api: InferenceApi,
     pub(super) body: Bytes,
+    /// See [`crate::request_body::RoutingFields::may_change_hashes`].
+    pub(super) may_change_hashes: bool,
     /// Each with its source of tokens.
     pub(super) groups: Vec<(Arc<EngineGroup>, TokenizerChoice)>,
     pub(super) limits: ReuseLimits,
@@ -84,7 +86,7 @@ pub(super) struct HashedChunks {
 
 impl PredictionQuery {
     pub(super) fn hash(self) -> Result<HashedQuery, PredictionError> {
-        let extras = BlockExtraKeys::read(&self.body);
+        let extras = BlockExtraKeys::of_body(&self.body, self.may_change_hashes);
         let extent = self.extent(&extras);
         let mut tokens_by_engine: Vec<(EngineKind, Vec<PromptTokens>)> = Vec::new();
         let mut hashed = Vec::with_capacity(self.groups.len());

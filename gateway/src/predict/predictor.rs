@@ -148,8 +148,11 @@ impl CacheHitPredictor {
             return Err(PredictionError::InsufficientCacheInfo);
         }
         let has_events = self.has_event_source(groups);
-        let should_query =
-            |group: &EngineGroup| has_events && group.keyspace.schemes(&BlockExtraKeys::read(body)).is_some();
+        let may_change_hashes = fields.may_change_hashes;
+        let should_query = |group: &EngineGroup| {
+            let extras = BlockExtraKeys::of_body(body, may_change_hashes);
+            has_events && group.keyspace.schemes(&extras).is_some()
+        };
         let groups = self.tokenizers(fleet, prompt, should_query).await;
         // Fails before a long text is parsed in vain.
         if let (0, Some(error)) = (fields.prompt_ids, no_tokenizer_error(&groups)) {
@@ -163,6 +166,7 @@ impl CacheHitPredictor {
         let query = PredictionQuery {
             api,
             body: body.clone(),
+            may_change_hashes,
             groups,
             limits,
             media,
@@ -364,10 +368,12 @@ impl CacheHitPredictor {
 /// Upper limit of the memory to tokenize a body: its values, the rendered text, its pieces and the tokens, each about as long as
 /// the body; and the overhead per value. Commas inside strings are counted too, which overestimates.
 fn reading_bytes(body: &[u8]) -> usize {
-    // Sums of bytes are vectorized.
+    // Sums of bytes in blocks of a constant size are vectorized.
     let values_in =
         |part: &[u8]| part.iter().map(|byte| u8::from(matches!(byte, b',' | b'{' | b'['))).sum::<u8>();
-    let values: usize = body.chunks(usize::from(u8::MAX)).map(|part| usize::from(values_in(part))).sum();
+    let (blocks, rest) = body.as_chunks::<128>();
+    let values: usize = blocks.iter().map(|block| usize::from(values_in(block))).sum();
+    let values = values + usize::from(values_in(rest));
     BYTES_PER_BODY_BYTE * body.len() + BYTES_PER_VALUE * values
 }
 

@@ -141,6 +141,7 @@ impl OneEngine {
         let query = PredictionQuery {
             api: InferenceApi::Completions,
             body: Bytes::from(json!({ "prompt": tokens }).to_string()),
+            may_change_hashes: false,
             groups: groups.iter().map(|group| (group.clone(), unavailable.clone())).collect(),
             limits: ReuseLimits::default(),
             media: None,
@@ -225,6 +226,16 @@ async fn prompt_logprobs_bypass_the_cache() {
     assert_eq!((vllm.hits(&logprobs).await, sglang.hits(&logprobs).await), ((80, 0), (80, 64)));
     let generate = json!({ "input_ids": tokens(0, 80), "return_logprob": true, "logprob_start_len": 40 });
     assert_eq!(sglang.hits(&generate).await, (80, 32));
+}
+
+#[tokio::test]
+async fn prompts_with_a_salt_have_other_blocks() {
+    let vllm = OneEngine::new(EngineKind::Vllm);
+    vllm.compute(&tokens(0, 65));
+    let salted = json!({ "prompt": tokens(0, 80), "cache_salt": "tenant" });
+    assert_eq!(vllm.hits(&salted).await, (80, 0));
+    let inner = json!({ "prompt": tokens(0, 80), "metadata": { "cache_salt": "tenant" } });
+    assert_eq!(vllm.hits(&inner).await, (80, 64), "engines read the body's own members only");
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use super::body_member::{BodyMember, is_id_key};
 use super::json_shape::{JsonKind, JsonShape, SamplingKey, SamplingParams, is_cache_mark};
 use super::media_parts::{MediaKind, is_tool_input};
-use super::routing_fields::{BodyMembers, may_limit_reuse};
+use super::routing_fields::{BodyMembers, may_change_hashes, may_limit_reuse};
 use super::string_scan::{ScanStop, scan_string};
 use super::transfer_members::{is_transfer_member, is_user_data};
 
@@ -62,6 +62,7 @@ pub(super) fn members(body: &[u8]) -> Option<BodyMembers<'_>> {
         }
         members.has_transfer_members |= shape.has_transfer_members || is_transfer_member(name);
         members.may_limit_reuse |= may_limit_reuse(name);
+        members.may_change_hashes |= may_change_hashes(name);
         members.record(key, shape);
     }
     reader.skip_whitespace();

@@ -43,6 +43,8 @@ pub(crate) struct RoutingFields<'a> {
     pub(crate) has_transfer_members: bool,
     /// Whether it has a member that may keep an engine from using its cache.
     pub(crate) may_limit_reuse: bool,
+    /// Whether it has a member that changes the hashes of its blocks.
+    pub(crate) may_change_hashes: bool,
     /// Hash of the conversation or cache key that the client names.
     pub(crate) session: Option<u64>,
     /// The response that this request continues, in OpenAI's Responses API.
@@ -116,6 +118,8 @@ pub(super) struct BodyMembers<'a> {
     pub(super) has_transfer_members: bool,
     /// Whether a member of [`REUSE_MEMBERS`] is among them.
     pub(super) may_limit_reuse: bool,
+    /// Whether a member of [`HASH_MEMBERS`] is among them.
+    pub(super) may_change_hashes: bool,
 }
 
 /// Values of members whose text is needed, of the last one with each name: `None` if it is no string.
@@ -156,6 +160,14 @@ const REUSE_MEMBERS: [&str; 3] = ["echo", "logprob_start_len", "prompt_logprobs"
 /// Whether a member of this name may keep an engine from using its cache.
 pub(super) fn may_limit_reuse(key: &str) -> bool {
     REUSE_MEMBERS.contains(&key)
+}
+
+/// Members that engines hash with the tokens of each block.
+const HASH_MEMBERS: [&str; 3] = ["cache_salt", "extra_key", "lora_path"];
+
+/// Whether a member of this name changes the hashes of a prompt's blocks.
+pub(super) fn may_change_hashes(key: &str) -> bool {
+    HASH_MEMBERS.contains(&key)
 }
 
 impl<'a> BodyMembers<'a> {
@@ -223,6 +235,7 @@ impl<'a> BodyMembers<'a> {
             is_empty_object: self.count == 0,
             has_transfer_members: self.has_transfer_members,
             may_limit_reuse: self.may_limit_reuse,
+            may_change_hashes: self.may_change_hashes,
             session: self.texts.session(),
             previous_response_id: self.texts.previous_response_id.as_deref().map(Box::from),
             is_background: self.kind(BodyMember::Background) == JsonKind::Bool(true),

@@ -6,7 +6,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
 
 use super::body_member::{BodyMember, is_id_key};
 use super::json_shape::{JsonKind, JsonShape, JsonShapeSeed};
-use super::routing_fields::{BodyMembers, may_limit_reuse};
+use super::routing_fields::{BodyMembers, may_change_hashes, may_limit_reuse};
 use super::transfer_members::{is_transfer_member, is_user_data};
 
 /// The members as serde_json parses them: the reference for [`super::fast_reader::members`].
@@ -36,9 +36,8 @@ impl<'de> Visitor<'de> for BodyMembersSeed {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<BodyMembers<'de>, A::Error> {
         let mut members = BodyMembers::default();
-        while let Some(BodyKey { member, steers_transfer, is_user_data, may_limit_reuse }) =
-            map.next_key_seed(BodyKeySeed)?
-        {
+        while let Some(key) = map.next_key_seed(BodyKeySeed)? {
+            let BodyKey { member, steers_transfer, is_user_data, .. } = key;
             let shape = match member {
                 Some(member) if member.has_text() => {
                     let (shape, text) = map.next_value_seed(TextMemberSeed { may_be_object: true })?;
@@ -51,7 +50,8 @@ impl<'de> Visitor<'de> for BodyMembersSeed {
                 })?,
             };
             members.has_transfer_members |= steers_transfer || shape.has_transfer_members;
-            members.may_limit_reuse |= may_limit_reuse;
+            members.may_limit_reuse |= key.may_limit_reuse;
+            members.may_change_hashes |= key.may_change_hashes;
             members.record(member, shape);
         }
         Ok(members)
@@ -65,6 +65,7 @@ pub(super) struct BodyKey {
     steers_transfer: bool,
     is_user_data: bool,
     may_limit_reuse: bool,
+    may_change_hashes: bool,
 }
 
 /// Deserializes a key of the body.
@@ -91,6 +92,7 @@ impl Visitor<'_> for BodyKeySeed {
             steers_transfer: is_transfer_member(key),
             is_user_data: is_user_data(key),
             may_limit_reuse: may_limit_reuse(key),
+            may_change_hashes: may_change_hashes(key),
         })
     }
 }
