@@ -8,6 +8,7 @@ use crate::chat::{self, MediaReference, MessagesBody, ResponsesBody, TemplateRul
 use crate::dialect::PromptDialect;
 use crate::error::PromptError;
 use crate::truncation::PromptTruncation;
+use crate::turn_cache::TurnHistory;
 
 /// Members of a `/v1/chat/completions` body that determine the prompt, or what an engine converts a body of another API to. Objects keep
 /// the order of their members: templates print them.
@@ -52,6 +53,8 @@ pub struct ChatBody {
     /// Size of the body in bytes, an estimate of the prompt's size.
     #[serde(skip)]
     pub(crate) bytes: usize,
+    #[serde(skip)]
+    pub(crate) history: TurnHistory,
 }
 
 /// Member of requests of SGLang's sessions. The engine appends their prompts to the session's earlier ones, which only it has.

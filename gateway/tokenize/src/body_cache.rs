@@ -17,6 +17,7 @@ use serde_json::value::RawValue;
 use crate::body::ChatBody;
 use crate::chat::{MessagesBody, ResponsesBody, ResponsesInput};
 use crate::error::PromptError;
+use crate::turn_cache::{TurnHistory, TurnSlot};
 
 /// Smaller bodies are not cached: parsing them takes some microseconds.
 const MIN_CACHED_BYTES: usize = 16 << 10;
@@ -30,6 +31,8 @@ const MAX_LOOKUPS: usize = 256;
 const INDEXED_ENDS: usize = 4;
 /// Overhead of an entry in bytes, besides the body.
 const ENTRY_OVERHEAD_BYTES: usize = 256;
+/// Overhead of a message in bytes: its objects, in the body and in the template's input.
+const MESSAGE_OVERHEAD_BYTES: usize = 512;
 
 /// Earlier bodies of one model, with LRU eviction.
 pub(crate) struct ModelBodyCache {
@@ -66,6 +69,8 @@ struct CachedBody {
     /// Offset of the first message in the body.
     start: usize,
     messages: Vec<CachedMessage>,
+    /// What was read from the body.
+    turn: Arc<TurnSlot>,
 }
 
 #[derive(Clone)]
@@ -87,6 +92,11 @@ pub(crate) trait GrowingBody: Sized {
 
     /// The body of `bytes` bytes with another list.
     fn with_turns(self, turns: Vec<Value>, bytes: usize) -> Self;
+
+    /// The body with what is kept of its conversation.
+    fn with_history(self, _history: TurnHistory) -> Self {
+        self
+    }
 
     /// The elements of the list as they are written.
     fn raw_turns(body: &[u8]) -> serde_json::Result<Vec<&RawValue>>;
@@ -121,6 +131,10 @@ impl GrowingBody for ChatBody {
 
     fn with_turns(self, messages: Vec<Value>, bytes: usize) -> ChatBody {
         ChatBody { messages, bytes, ..self }
+    }
+
+    fn with_history(self, history: TurnHistory) -> ChatBody {
+        ChatBody { history, ..self }
     }
 
     fn raw_turns(body: &[u8]) -> serde_json::Result<Vec<&RawValue>> {
@@ -191,25 +205,28 @@ impl ModelBodyCache {
         if read.turns().len() >= MIN_CACHED_TURNS
             && let Some((start, messages)) = located::<B>(body, 0, read.turns())
         {
-            self.insert(B::LIST, body, start, messages);
+            let own = self.insert(B::LIST, body, start, messages);
+            return Ok(read.with_history(TurnHistory::new(None, own)));
         }
         Ok(read)
     }
 
     /// Parses the new part of a body. `None` on any error: parsing the whole body gives the better message.
     fn find_continued<B: GrowingBody>(&self, body: &[u8]) -> Option<B> {
-        let (start, mut messages) = self.find(B::LIST, body)?;
+        let (start, mut messages, earlier) = self.find(B::LIST, body)?;
+        let known_messages = messages.len();
         let known = messages.last()?.end + 1;
         let rest = [&body[..start], &body[known..]].concat();
         let read = B::parse(&rest).ok()?;
         messages.extend(located::<B>(&rest, known - start, read.turns())?.1);
         let values = messages.iter().map(|message| message.value.clone()).collect();
-        self.insert(B::LIST, body, start, messages);
-        Some(read.with_turns(values, body.len()))
+        let own = self.insert(B::LIST, body, start, messages);
+        let history = TurnHistory::new(Some((earlier, known_messages)), own);
+        Some(read.with_turns(values, body.len()).with_history(history))
     }
 
-    /// Offset of the first message, and the messages that an earlier body has too.
-    fn find(&self, list: &str, body: &[u8]) -> Option<(usize, Vec<CachedMessage>)> {
+    /// Offset of the first message, the messages that an earlier body has too, and what was read from it.
+    fn find(&self, list: &str, body: &[u8]) -> Option<(usize, Vec<CachedMessage>, Arc<TurnSlot>)> {
         let braces = memchr::memrchr_iter(b'}', body).filter(|brace| body.get(brace + 1) == Some(&b','));
         for comma in braces.map(|brace| brace + 1).take(MAX_LOOKUPS) {
             let Some(BodyPrefixEntry { cached: kept, messages, .. }) =
@@ -222,28 +239,38 @@ impl ModelBodyCache {
                 messages.last().is_some_and(|last| last.end == comma) && kept.body[..comma] == body[..comma];
             // In valid JSON, a message follows the comma.
             if same && body[comma + 1..].trim_ascii_start().starts_with(b"{") {
-                return Some((kept.start, messages.to_vec()));
+                return Some((kept.start, messages.to_vec(), kept.turn.clone()));
             }
         }
         None
     }
 
-    fn insert(&self, list: &str, body: &[u8], start: usize, messages: Vec<CachedMessage>) {
+    /// Keeps a body; returns where to keep what is read from it.
+    fn insert(
+        &self,
+        list: &str,
+        body: &[u8],
+        start: usize,
+        messages: Vec<CachedMessage>,
+    ) -> Option<Arc<TurnSlot>> {
         let newest = messages.len().saturating_sub(INDEXED_ENDS);
         let edges: Vec<(usize, usize)> =
             messages.iter().enumerate().skip(newest).map(|(at, message)| (at + 1, message.end)).collect();
         if edges.is_empty() {
-            return;
+            return None;
         }
-        // The messages are stored twice: as bytes and as values.
-        let weight = u32::try_from(2 * body.len() / edges.len() + ENTRY_OVERHEAD_BYTES).unwrap_or(u32::MAX);
-        let kept = Arc::new(CachedBody { body: body.into(), start, messages });
+        // The messages are stored three times: as bytes, as values and as rendered text.
+        let bytes = 3 * body.len() + MESSAGE_OVERHEAD_BYTES * messages.len();
+        let weight = u32::try_from(bytes / edges.len() + ENTRY_OVERHEAD_BYTES).unwrap_or(u32::MAX);
+        let turn = Arc::<TurnSlot>::default();
+        let kept = Arc::new(CachedBody { body: body.into(), start, messages, turn: turn.clone() });
         for (messages, end) in edges {
             self.cache.insert(
                 self.key(list, body, end),
                 BodyPrefixEntry { cached: Arc::clone(&kept), messages, weight },
             );
         }
+        Some(turn)
     }
 
     fn key(&self, list: &str, body: &[u8], end: usize) -> (u32, u64) {
@@ -298,11 +325,11 @@ mod tests {
         messages.push(json!({ "role": "assistant", "content": "new" }));
         messages.push(json!({ "role": "user", "content": "and more" }));
         let next = body(&messages);
-        let (start, known) = bodies.find(MESSAGES, &next).unwrap();
+        let (start, known, _) = bodies.find(MESSAGES, &next).unwrap();
         assert_eq!((&next[..start], known.len()), (&br#"{"messages":["#[..], 4));
         same(&bodies, &next);
         assert!(
-            bodies.find(MESSAGES, &next).is_some_and(|(_, known)| known.len() == 5),
+            bodies.find(MESSAGES, &next).is_some_and(|(_, known, _)| known.len() == 5),
             "its last message ends without a comma"
         );
         // The client drops the last two messages.

@@ -28,6 +28,7 @@ mod template;
 mod template_probe;
 mod tokenize;
 mod truncation;
+mod turn_cache;
 
 pub use api::ConversationApi;
 pub use body::{ChatBody, TextBody, TextPrompt};

@@ -1,7 +1,7 @@
 //! A model: its chat templates, its tokenizer, and its caches.
 
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use minijinja::Value;
 
@@ -9,15 +9,19 @@ use crate::api::ConversationApi;
 use crate::body::{ChatBody, TextPrompt};
 use crate::body_cache::ModelBodyCache;
 use crate::caches::PromptCaches;
-use crate::chat::{self, MessagesBody, ResponsesBody, TemplateInput, TemplateRules};
+use crate::chat::{
+    self, MessagesBody, PreparedMessage, ResponsesBody, TemplateInput, TemplateRules, TemplateTraits,
+};
 use crate::dialect::{ContentFormat, PromptDialect};
 use crate::error::{ModelLoadError, PromptError};
 use crate::files::{ModelFiles, TemplateFile};
 use crate::prompt::TokenizedPrompt;
 use crate::segment_cache::ModelSegmentCache;
-use crate::template::{ChatTemplate, TemplateTime, content_format};
+use crate::segmented_text::{SegmentedText, SharedText};
+use crate::template::{ChatTemplate, MessagePlaces, TemplateTime, content_format};
 use crate::template_probe;
 use crate::tokenize::Tokenizer;
+use crate::turn_cache::{ReadTurn, TemplateKind};
 
 /// Limits of one model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,9 +64,27 @@ pub struct RenderedMediaChat {
     add_special_tokens: bool,
 }
 
+/// The text of a chat.
+pub(crate) struct ChatText {
+    text: Arc<String>,
+    /// Whether the tokenizer adds special tokens.
+    special: bool,
+    /// For the conversation's next turn; `None` if that is rendered from its beginning.
+    turn: Option<ChatTurn>,
+}
+
+struct ChatTurn {
+    template: TemplateKind,
+    prepared: Vec<PreparedMessage>,
+    places: Option<MessagePlaces>,
+    /// Number of bytes of the text that are those of the turn before.
+    shared: usize,
+}
+
 struct ModelTemplate {
     compiled: ChatTemplate,
     format: ContentFormat,
+    traits: TemplateTraits,
 }
 
 impl PromptTokenizer {
@@ -170,19 +192,38 @@ impl PromptTokenizer {
     /// [`PromptError`] if they cannot be determined.
     pub fn tokenize_chat(&self, body: &ChatBody, now: TemplateTime) -> Result<TokenizedPrompt, PromptError> {
         match (self.chat_text(body, now)?, &body.input_ids) {
-            (Some((text, special)), _) => self.segments.tokens(&self.tokenizer, &text, special),
+            (Some(text), _) => self.segmented(text, body).into_prompt(&self.tokenizer, &self.segments),
             (None, ids) => Ok(TokenizedPrompt::of_ids(ids.clone().unwrap_or_default())),
         }
     }
 
-    /// The text of a chat completion, and whether the tokenizer adds special tokens; `None` if the engine uses the body's token ids.
+    /// The text of a chat completion; `None` if the engine uses the body's token ids.
     pub(crate) fn chat_text(
         &self,
         body: &ChatBody,
         now: TemplateTime,
-    ) -> Result<Option<(String, bool)>, PromptError> {
+    ) -> Result<Option<ChatText>, PromptError> {
         let has_ids = self.engine == PromptDialect::Sglang && body.input_ids.is_some();
         if has_ids { Ok(None) } else { self.rendered(body, now).map(Some) }
+    }
+
+    /// Divides the text of a chat into segments, and keeps the turn for the next one.
+    pub(crate) fn segmented(&self, chat: ChatText, body: &ChatBody) -> SegmentedText<'static> {
+        let ChatText { text, special, turn } = chat;
+        let shared = SharedText::Shared(text.clone());
+        let Some(turn) = turn else {
+            return SegmentedText::new(shared, special, &self.tokenizer, &self.segments);
+        };
+        let earlier = body.history.earlier(turn.template).filter(|(earlier, _)| earlier.special == special);
+        let same = earlier.map_or((&[][..], 0), |(earlier, _)| (&earlier.segments[..], turn.shared));
+        let segmented = SegmentedText::continued(shared, special, same, &self.tokenizer, &self.segments);
+        if let Some(own) = body.history.own() {
+            let ChatTurn { template, prepared, places, .. } = turn;
+            let segments = segmented.segments().to_vec();
+            // A second reader of the same body has the same results.
+            let _ = own.set(ReadTurn { template, prepared, text, places, special, segments });
+        }
+        segmented
     }
 
     pub(crate) fn tokenizer(&self) -> &Tokenizer {
@@ -203,12 +244,12 @@ impl PromptTokenizer {
         now: TemplateTime,
     ) -> Result<RenderedMediaChat, PromptError> {
         let unknown = || PromptError::Multimodal("media".to_owned());
-        let ModelTemplate { compiled, format } = self.template_for(body)?;
+        let (ModelTemplate { compiled, format, traits }, _) = self.template_for(body)?;
         if *format != ContentFormat::Parts {
             return Err(unknown());
         }
         let body = chat::with_placeholders(body)?;
-        let mut conversation = chat::prepare(self.engine, *format, compiled.source(), &body)?;
+        let mut conversation = chat::prepare(self.engine, *format, *traits, &body, &[])?;
         let without_media = self.render(compiled, &conversation, now, body.bytes)?;
         conversation.messages = chat::with_media(&conversation.messages)?;
         // A template may also treat a message with media in another way from its start.
@@ -245,7 +286,7 @@ impl PromptTokenizer {
     /// # Errors
     /// [`PromptError`] if it cannot be determined.
     pub fn render_chat(&self, body: &ChatBody, now: TemplateTime) -> Result<String, PromptError> {
-        self.rendered(body, now).map(|(text, _)| text)
+        self.rendered(body, now).map(|chat| Arc::unwrap_or_clone(chat.text))
     }
 
     /// The token ids of a completion's prompt, before [`crate::TextBody::truncation`]. `special` as in [`crate::TextBody::add_special_tokens`].
@@ -259,17 +300,27 @@ impl PromptTokenizer {
         }
     }
 
-    fn template_for(&self, body: &ChatBody) -> Result<&ModelTemplate, PromptError> {
+    fn template_for(&self, body: &ChatBody) -> Result<(&ModelTemplate, TemplateKind), PromptError> {
         // Another API's empty list of tools is one to the engine too.
         let is_chat = body.api == ConversationApi::Chat;
         let tools = body.tools.as_ref().is_some_and(|tools| !(is_chat && tools.is_empty()));
-        let template = self.tool_template.as_ref().filter(|_| tools).or(self.template.as_ref());
-        template.ok_or(PromptError::NoTemplate)
+        let for_tools =
+            self.tool_template.as_ref().filter(|_| tools).map(|template| (template, TemplateKind::Tools));
+        let default = self.template.as_ref().map(|template| (template, TemplateKind::Default));
+        for_tools.or(default).ok_or(PromptError::NoTemplate)
     }
 
-    fn rendered(&self, body: &ChatBody, now: TemplateTime) -> Result<(String, bool), PromptError> {
-        let ModelTemplate { compiled, format } = self.template_for(body)?;
-        let mut conversation = chat::prepare(self.engine, *format, compiled.source(), body)?;
+    fn rendered(&self, body: &ChatBody, now: TemplateTime) -> Result<ChatText, PromptError> {
+        let (template, kind) = self.template_for(body)?;
+        let earlier = body.history.earlier(kind);
+        let known = earlier.map_or(&[][..], |(turn, known)| &turn.prepared[..known]);
+        let mut conversation = chat::prepare(self.engine, template.format, template.traits, body, known)?;
+        if body.history.own().is_some()
+            && let Some(chat) = self.rendered_turn(template, kind, &mut conversation, body, now)
+        {
+            return Ok(chat);
+        }
+        let compiled = &template.compiled;
         let mut rendered = self.render(compiled, &conversation, now, body.bytes);
         if let (PromptDialect::Sglang, Err(PromptError::Template(_)), Some(tools)) =
             (self.engine, &rendered, &mut conversation.tools)
@@ -282,7 +333,37 @@ impl PromptTokenizer {
             }
             rendered = self.render(compiled, &conversation, now, body.bytes);
         }
-        Ok((finished(rendered?, &conversation)?, conversation.add_special_tokens))
+        let text = Arc::new(finished(rendered?, &conversation)?);
+        Ok(ChatText { text, special: conversation.add_special_tokens, turn: None })
+    }
+
+    /// The text of a turn that is kept for the next one, of which only what the turn before lacks is rendered. `None` if it is to be
+    /// rendered in another way.
+    fn rendered_turn(
+        &self,
+        template: &ModelTemplate,
+        kind: TemplateKind,
+        conversation: &mut TemplateInput,
+        body: &ChatBody,
+        now: TemplateTime,
+    ) -> Option<ChatText> {
+        if !conversation.is_in_order || conversation.continuation.is_some() || conversation.suffix.is_some() {
+            return None;
+        }
+        let earlier = body.history.earlier(kind);
+        let earlier =
+            earlier.and_then(|(turn, known)| Some((turn.text.as_str(), turn.places.as_ref()?, known)));
+        let variables = self.variables(conversation);
+        let sizes = [body.bytes, self.limits.prompt_bytes];
+        let turn = template.compiled.render_turn(&variables, &conversation.messages, earlier, now, sizes)?;
+        let prepared = std::mem::take(&mut conversation.prepared);
+        let (places, shared) = (Some(turn.places), turn.shared);
+        let turn_of = ChatTurn { template: kind, prepared, places, shared };
+        Some(ChatText {
+            text: Arc::new(turn.text),
+            special: conversation.add_special_tokens,
+            turn: Some(turn_of),
+        })
     }
 
     fn render(
@@ -292,16 +373,22 @@ impl PromptTokenizer {
         now: TemplateTime,
         about_bytes: usize,
     ) -> Result<String, PromptError> {
+        let mut variables = self.variables(conversation);
+        variables.push(("messages".to_owned(), Value::from(conversation.messages.clone())));
+        template.render(variables, now, about_bytes, self.limits.prompt_bytes)
+    }
+
+    /// The variables of the template, besides the messages.
+    fn variables(&self, conversation: &TemplateInput) -> Vec<(String, Value)> {
         let tools = conversation.tools.as_ref().map_or(Value::from(()), |tools| Value::from(tools.clone()));
         let mut variables = self.special_tokens.clone();
         variables.extend(conversation.variables.iter().cloned());
         variables.extend([
-            ("messages".to_owned(), Value::from(conversation.messages.clone())),
             ("tools".to_owned(), tools),
             ("documents".to_owned(), conversation.documents.clone()),
             ("add_generation_prompt".to_owned(), Value::from(conversation.add_generation_prompt)),
         ]);
-        template.render(variables, now, about_bytes, self.limits.prompt_bytes)
+        variables
     }
 }
 
@@ -324,7 +411,8 @@ impl ModelTemplate {
     ) -> Result<ModelTemplate, ModelLoadError> {
         let compiled = ChatTemplate::compile(&file.source, steps)
             .map_err(|source| ModelLoadError::Template { path: file.path.clone(), source })?;
-        Ok(ModelTemplate { format: content_format(engine, &file.source), compiled })
+        let (format, traits) = (content_format(engine, &file.source), TemplateTraits::of(&file.source));
+        Ok(ModelTemplate { compiled, format, traits })
     }
 }
 

@@ -1,13 +1,12 @@
 //! A prompt that is tokenized as far as needed.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::body::ChatBody;
 use crate::error::PromptError;
 use crate::model::PromptTokenizer;
 use crate::prompt::SegmentedTokens;
-use crate::segmented_text::SegmentedText;
+use crate::segmented_text::{SegmentedText, SharedText};
 use crate::template::TemplateTime;
 
 /// A prompt whose text is tokenized from its beginning on, in segments of some kilobytes.
@@ -35,14 +34,16 @@ impl PromptText {
         body: &ChatBody,
         now: TemplateTime,
     ) -> Result<Option<PromptText>, PromptError> {
-        let rendered = model.chat_text(body, now)?;
-        Ok(rendered.map(|(text, special)| PromptText::new(model, text, special)))
+        let Some(chat) = model.chat_text(body, now)? else { return Ok(None) };
+        let text = model.segmented(chat, body);
+        Ok(Some(PromptText { model, text }))
     }
 
     /// The prompt of a completion. `special` as in [`crate::TextBody::add_special_tokens`].
     #[must_use]
     pub fn new(model: Arc<PromptTokenizer>, text: String, special: bool) -> PromptText {
-        let text = SegmentedText::new(Cow::Owned(text), special, model.tokenizer(), model.segments());
+        let text = SharedText::Shared(Arc::new(text));
+        let text = SegmentedText::new(text, special, model.tokenizer(), model.segments());
         PromptText { model, text }
     }
 

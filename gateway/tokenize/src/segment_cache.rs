@@ -4,7 +4,6 @@
 //! since the last end, so that prompts with a common beginning, and messages that are in several prompts, have common segments. Each is
 //! cached once, whichever prompts contain it. Texts are not kept: a segment is found by a seeded hash of its text and by its length.
 
-use std::borrow::Cow;
 use std::hash::BuildHasher;
 use std::sync::Arc;
 
@@ -14,7 +13,7 @@ use moka::sync::Cache;
 
 use crate::error::PromptError;
 use crate::prompt::TokenizedPrompt;
-use crate::segmented_text::SegmentedText;
+use crate::segmented_text::{SegmentedText, SharedText};
 use crate::tokenize::Tokenizer;
 
 /// Shorter segments cost more to find, and of longer ones more is tokenized for a prompt that ends with new text.
@@ -72,12 +71,13 @@ impl ModelSegmentCache {
         text: &str,
         special: bool,
     ) -> Result<TokenizedPrompt, PromptError> {
-        SegmentedText::new(Cow::Borrowed(text), special, tokenizer, self).into_prompt(tokenizer, self)
+        SegmentedText::new(SharedText::Borrowed(text), special, tokenizer, self).into_prompt(tokenizer, self)
     }
 
-    /// Where the segments of `text` end, in order; the rest behind the last end belongs to no segment.
-    pub(crate) fn ends(&self, tokenizer: &Tokenizer, text: &str) -> Vec<usize> {
-        self.lengths.ends(tokenizer, text)
+    /// Where the segments of `text` behind the one that ends at `start` end, in order; the rest behind the last end belongs to no
+    /// segment.
+    pub(crate) fn ends(&self, tokenizer: &Tokenizer, text: &str, start: usize) -> Vec<usize> {
+        self.lengths.ends(tokenizer, text, start)
     }
 
     /// Identifies the prefix that consists of special tokens only.
@@ -115,10 +115,9 @@ impl ModelSegmentCache {
 
 impl SegmentLengths {
     /// See [`ModelSegmentCache::ends`].
-    fn ends(self, tokenizer: &Tokenizer, text: &str) -> Vec<usize> {
-        let mut cuts = cuts(tokenizer, text).into_iter().rev().peekable();
-        let mut ends = Vec::with_capacity(text.len() / self.full + 1);
-        let mut start = 0;
+    fn ends(self, tokenizer: &Tokenizer, text: &str, mut start: usize) -> Vec<usize> {
+        let mut cuts = cuts(tokenizer, text, start).into_iter().rev().peekable();
+        let mut ends = Vec::with_capacity((text.len() - start) / self.full + 1);
         loop {
             while cuts.next_if(|&cut| cut < start + self.least).is_some() {}
             let limit = cuts.peek().copied().unwrap_or(text.len());
@@ -130,12 +129,13 @@ impl SegmentLengths {
     }
 }
 
-/// All cuts behind added tokens, the last one first.
-fn cuts(tokenizer: &Tokenizer, text: &str) -> Vec<usize> {
+/// All cuts behind added tokens that begin at or after `start`, the last one first.
+fn cuts(tokenizer: &Tokenizer, text: &str, start: usize) -> Vec<usize> {
     let mut cuts = Vec::new();
+    let Some(text) = text.get(start..) else { return cuts };
     let mut end = text.len();
     while let Some(at) = tokenizer.cuts().last(text, end) {
-        cuts.push(at);
+        cuts.push(start + at);
         end = at - 1;
     }
     cuts

@@ -1,6 +1,7 @@
 //! A text that is tokenized from its beginning as far as needed, segment by segment.
 
-use std::borrow::Cow;
+use std::ops::Deref;
+use std::sync::Arc;
 
 use crate::error::PromptError;
 use crate::prompt::{SegmentedTokens, TokenSegment, TokenizedPrompt};
@@ -11,9 +12,29 @@ use crate::truncation::SpecialTokenCounts;
 /// Of the segments that are not tokenized, one in so many is, to estimate the length of the others.
 const SAMPLED_SEGMENTS: usize = 8;
 
+/// How many bytes behind its end a segment's end depends on.
+const LOOKAHEAD_BYTES: usize = 2;
+
+/// A text that others may share.
+pub(crate) enum SharedText<'a> {
+    Borrowed(&'a str),
+    Shared(Arc<String>),
+}
+
+impl Deref for SharedText<'_> {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        match self {
+            SharedText::Borrowed(text) => text,
+            SharedText::Shared(text) => text,
+        }
+    }
+}
+
 /// A text in segments, the first of which are tokenized.
 pub(crate) struct SegmentedText<'a> {
-    text: Cow<'a, str>,
+    text: SharedText<'a>,
     segments: Vec<TextSegment>,
     /// What identifies each beginning of the text that ends with a segment, with the special tokens before it; and then the whole text,
     /// unless that ends with a segment, too.
@@ -25,7 +46,8 @@ pub(crate) struct SegmentedText<'a> {
     is_complete: bool,
 }
 
-struct TextSegment {
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TextSegment {
     /// Where it ends, in bytes.
     end: usize,
     hash: u64,
@@ -34,8 +56,19 @@ struct TextSegment {
 impl<'a> SegmentedText<'a> {
     /// Divides a text, of which nothing is tokenized yet. `special` adds the tokenizer's special tokens around it.
     pub(crate) fn new(
-        text: Cow<'a, str>,
+        text: SharedText<'a>,
         special: bool,
+        tokenizer: &Tokenizer,
+        cache: &ModelSegmentCache,
+    ) -> SegmentedText<'a> {
+        SegmentedText::continued(text, special, (&[], 0), tokenizer, cache)
+    }
+
+    /// As [`SegmentedText::new`], for a text of which so many bytes are those of an earlier one with these segments.
+    pub(crate) fn continued(
+        text: SharedText<'a>,
+        special: bool,
+        (earlier, shared): (&[TextSegment], usize),
         tokenizer: &Tokenizer,
         cache: &ModelSegmentCache,
     ) -> SegmentedText<'a> {
@@ -46,23 +79,30 @@ impl<'a> SegmentedText<'a> {
             prefix = cache.next_prefix(prefix, 0);
             tokens.push(TokenSegment { ids: before.into(), prefix: Some(prefix) });
         }
-        let mut start = 0;
-        let ends = cache.ends(tokenizer, &text).into_iter();
-        let mut prefixes = Vec::with_capacity(ends.len() + 1);
-        let segments: Vec<TextSegment> = ends
-            .map(|end| {
-                let hash = cache.hash(&text[start..end]);
-                prefix = cache.next_prefix(prefix, hash);
-                prefixes.push(prefix);
-                start = end;
-                TextSegment { end, hash }
-            })
-            .collect();
+        let same = earlier.partition_point(|segment| segment.end + LOOKAHEAD_BYTES <= shared);
+        let mut segments = earlier[..same].to_vec();
+        let mut start = segments.last().map_or(0, |last| last.end);
+        let ends = cache.ends(tokenizer, &text, start);
+        segments.extend(ends.into_iter().map(|end| {
+            let hash = cache.hash(&text[start..end]);
+            start = end;
+            TextSegment { end, hash }
+        }));
+        let mut prefixes = Vec::with_capacity(segments.len() + 1);
+        for segment in &segments {
+            prefix = cache.next_prefix(prefix, segment.hash);
+            prefixes.push(prefix);
+        }
         let rest = &text[start..];
         if !rest.is_empty() {
             prefixes.push(cache.next_prefix(prefix, cache.hash(rest)));
         }
         SegmentedText { text, segments, prefixes, tokenized: 0, tokens, special, is_complete: false }
+    }
+
+    /// All segments of the text.
+    pub(crate) fn segments(&self) -> &[TextSegment] {
+        &self.segments
     }
 
     /// What identifies each beginning of the text that ends with a segment, and then the whole text.

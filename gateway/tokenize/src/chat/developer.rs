@@ -7,11 +7,6 @@ use super::failed;
 use super::messages::{ObjectBuilder, member, pairs};
 use crate::error::PromptError;
 
-/// Whether a template has the role, by vLLM's rule.
-pub(super) fn is_supported(template: &str) -> bool {
-    template.contains("\"developer\"") || template.contains("'developer'")
-}
-
 /// Converts messages of developers to system messages. If there are any, all system messages are merged into one at the start, since
 /// templates may reject them elsewhere.
 pub(super) fn as_system(messages: Vec<Value>) -> Result<Vec<Value>, PromptError> {

@@ -24,7 +24,7 @@ pub(crate) use continuation::{ContinuedMessage, cut};
 pub use media::{MediaModality, MediaReference};
 pub(crate) use media::{common_text, media, with_media, with_placeholders};
 pub(crate) use responses::{ResponsesBody, ResponsesInput};
-pub(crate) use rules::TemplateRules;
+pub(crate) use rules::{TemplateRules, TemplateTraits};
 
 /// A line that one client puts before its system prompt; its value changes with every request, so vLLM drops it.
 const BILLING_LINE: &str = "x-anthropic-billing-header";
@@ -33,6 +33,10 @@ const BILLING_LINE: &str = "x-anthropic-billing-header";
 #[derive(Debug)]
 pub(crate) struct TemplateInput {
     pub(crate) messages: Vec<Value>,
+    /// The body's messages, each prepared on its own. The template's may differ where the engine converts several together.
+    pub(crate) prepared: Vec<PreparedMessage>,
+    /// Whether the template's messages are the prepared ones, apart from the last.
+    pub(crate) is_in_order: bool,
     pub(crate) tools: Option<Vec<Value>>,
     pub(crate) documents: Value,
     pub(crate) add_generation_prompt: bool,
@@ -44,6 +48,45 @@ pub(crate) struct TemplateInput {
     pub(crate) suffix: Option<String>,
     /// Whether the tokenizer adds its special tokens around the rendered text.
     pub(crate) add_special_tokens: bool,
+}
+
+/// A message of the template's input.
+#[derive(Debug, Clone)]
+pub(crate) struct PreparedMessage {
+    pub(crate) message: Value,
+    pub(crate) role: MessageRole,
+}
+
+/// The roles whose messages engines convert by their neighbours or by the template.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MessageRole {
+    Developer,
+    Tool,
+    Other,
+}
+
+impl MessageRole {
+    fn of(role: &str) -> MessageRole {
+        match role {
+            "developer" => MessageRole::Developer,
+            "tool" => MessageRole::Tool,
+            _ => MessageRole::Other,
+        }
+    }
+}
+
+/// The prepared messages of a body, of which the first are `known`.
+fn prepare_messages(
+    body: &ChatBody,
+    known: &[PreparedMessage],
+    prepare: impl Fn(&Value) -> Result<PreparedMessage, PromptError>,
+) -> Result<Vec<PreparedMessage>, PromptError> {
+    let mut prepared = Vec::with_capacity(body.messages.len());
+    prepared.extend_from_slice(&known[..known.len().min(body.messages.len())]);
+    for message in &body.messages[prepared.len()..] {
+        prepared.push(prepare(message)?);
+    }
+    Ok(prepared)
 }
 
 /// Variables that are set by the engine, or are arguments of its rendering call. For a client that sets them, the engine returns an error
@@ -82,15 +125,16 @@ pub(crate) fn check_text(messages: &[Value]) -> Result<(), PromptError> {
     Ok(())
 }
 
-/// Prepares `body` as `engine` does. `template` is the chat template's text.
+/// Prepares `body` as `engine` does. `known` are the first of its messages, if they were prepared before for this template.
 ///
 /// # Errors
 /// [`PromptError`] if the engine rejects the body, or processes it in a way that is not reproduced here.
 pub(crate) fn prepare(
     engine: PromptDialect,
     format: ContentFormat,
-    template: &str,
+    template: TemplateTraits,
     body: &ChatBody,
+    known: &[PreparedMessage],
 ) -> Result<TemplateInput, PromptError> {
     if body.chat_template.as_ref().is_some_and(|template| !template.is_none()) {
         return Err(PromptError::UnsupportedMember("chat_template"));
@@ -99,8 +143,8 @@ pub(crate) fn prepare(
         return Err(PromptError::Malformed("`messages` is empty".to_owned()));
     }
     match engine {
-        PromptDialect::Vllm => vllm::prepare(format, template, body),
-        PromptDialect::Sglang => sglang::prepare(format, template, body),
+        PromptDialect::Vllm => vllm::prepare(format, template, body, known),
+        PromptDialect::Sglang => sglang::prepare(format, template, body, known),
     }
 }
 

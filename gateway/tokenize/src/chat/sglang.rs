@@ -5,7 +5,10 @@ use minijinja::Value;
 use minijinja::value::ValueKind;
 
 use super::messages::{ContentPart, ObjectBuilder, items, member, pairs, part, role};
-use super::{TemplateInput, arguments, client_variables, default_variable};
+use super::{
+    MessageRole, PreparedMessage, TemplateInput, TemplateTraits, arguments, client_variables,
+    default_variable, prepare_messages,
+};
 use crate::body::ChatBody;
 use crate::dialect::ContentFormat;
 use crate::error::PromptError;
@@ -14,23 +17,20 @@ const ROLES: [&str; 7] = ["system", "assistant", "tool", "function", "developer"
 
 pub(super) fn prepare(
     format: ContentFormat,
-    template: &str,
+    template: TemplateTraits,
     body: &ChatBody,
+    known: &[PreparedMessage],
 ) -> Result<TemplateInput, PromptError> {
     if body.reasoning.as_ref().is_some_and(|reasoning| !reasoning.is_none()) {
         return Err(PromptError::UnsupportedMember("reasoning"));
     }
-    let mut messages = Vec::with_capacity(body.messages.len());
-    let mut roles = Vec::with_capacity(body.messages.len());
-    for message in &body.messages {
-        let (role, message) = prepare_message(format, message)?;
-        roles.push(role);
-        messages.push(message);
-    }
-    if template.contains("tool_call_id") && roles.windows(2).any(|pair| pair == ["tool", "tool"]) {
+    let prepared = prepare_messages(body, known, |message| prepare_message(format, message))?;
+    let has_results = |pair: &[PreparedMessage]| pair.iter().all(|message| message.role == MessageRole::Tool);
+    if template.orders_results && prepared.windows(2).any(has_results) {
         // The template expects results in the order of their calls.
         return Err(PromptError::UnsupportedMember("tool_call_id"));
     }
+    let mut messages = prepared.iter().map(|prepared| prepared.message.clone()).collect();
     let suffix = prepare_last(&mut messages, body);
     let mut variables = client_variables(body)?;
     if let Some(effort) = body.reasoning_effort.as_ref().filter(|effort| !effort.is_none()) {
@@ -41,6 +41,8 @@ pub(super) fn prepare(
     }
     Ok(TemplateInput {
         messages,
+        prepared,
+        is_in_order: true,
         tools: prepare_tools(body)?,
         documents: Value::from(()),
         add_generation_prompt: true,
@@ -68,7 +70,7 @@ fn prepare_last(messages: &mut Vec<Value>, body: &ChatBody) -> Option<String> {
     None
 }
 
-fn prepare_message(format: ContentFormat, message: &Value) -> Result<(String, Value), PromptError> {
+fn prepare_message(format: ContentFormat, message: &Value) -> Result<PreparedMessage, PromptError> {
     let mut role = role(message)?;
     let user = role == "user";
     if !user {
@@ -100,7 +102,7 @@ fn prepare_message(format: ContentFormat, message: &Value) -> Result<(String, Va
     if behind {
         out = out.with("content", content);
     }
-    Ok((role, out.build()))
+    Ok(PreparedMessage { message: out.build(), role: MessageRole::of(&role) })
 }
 
 fn prepare_content(format: ContentFormat, role: &str, content: Option<Value>) -> Result<Value, PromptError> {

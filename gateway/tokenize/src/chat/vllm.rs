@@ -5,8 +5,8 @@ use minijinja::value::ValueKind;
 
 use super::messages::{ContentPart, ObjectBuilder, has, items, member, pairs, part, role};
 use super::{
-    BILLING_LINE, TemplateInput, arguments, client_variables, continuation, default_variable, developer,
-    set_variable,
+    BILLING_LINE, MessageRole, PreparedMessage, TemplateInput, TemplateTraits, arguments, client_variables,
+    continuation, default_variable, developer, prepare_messages, set_variable,
 };
 use crate::api::ConversationApi;
 use crate::body::ChatBody;
@@ -15,8 +15,9 @@ use crate::error::PromptError;
 
 pub(super) fn prepare(
     format: ContentFormat,
-    template: &str,
+    template: TemplateTraits,
     body: &ChatBody,
+    known: &[PreparedMessage],
 ) -> Result<TemplateInput, PromptError> {
     let add_generation_prompt = body.add_generation_prompt.unwrap_or(true);
     let continues = body.continue_final_message.unwrap_or(false);
@@ -24,12 +25,11 @@ pub(super) fn prepare(
         let problem = "`continue_final_message` needs `add_generation_prompt` to be false";
         return Err(PromptError::Malformed(problem.to_owned()));
     }
-    let mut messages = body
-        .messages
-        .iter()
-        .map(|message| prepare_message(format, message))
-        .collect::<Result<Vec<_>, _>>()?;
-    if !developer::is_supported(template) {
+    let prepared = prepare_messages(body, known, |message| prepare_message(format, message))?;
+    let mut messages: Vec<Value> = prepared.iter().map(|prepared| prepared.message.clone()).collect();
+    let has_developers = prepared.iter().any(|prepared| prepared.role == MessageRole::Developer);
+    let is_in_order = template.has_developers || !has_developers;
+    if !is_in_order {
         messages = developer::as_system(messages)?;
     }
     let mut variables = client_variables(body)?;
@@ -40,6 +40,8 @@ pub(super) fn prepare(
     let continuation = if continues { Some(continuation::mark(&mut messages)?) } else { None };
     Ok(TemplateInput {
         messages,
+        prepared,
+        is_in_order,
         tools: prepare_tools(body)?,
         documents: body.documents.clone().unwrap_or(Value::from(())),
         add_generation_prompt,
@@ -50,7 +52,7 @@ pub(super) fn prepare(
     })
 }
 
-fn prepare_message(format: ContentFormat, message: &Value) -> Result<Value, PromptError> {
+fn prepare_message(format: ContentFormat, message: &Value) -> Result<PreparedMessage, PromptError> {
     let role = role(message)?;
     let content = prepare_content(format, &role, member(message, "content"))?;
     let mut out = ObjectBuilder::default().with("role", role.as_str()).with("content", content);
@@ -71,7 +73,7 @@ fn prepare_message(format: ContentFormat, message: &Value) -> Result<Value, Prom
     if role == "developer" {
         out = out.with("tools", member(message, "tools").unwrap_or(Value::from(())));
     }
-    Ok(out.build())
+    Ok(PreparedMessage { message: out.build(), role: MessageRole::of(&role) })
 }
 
 fn prepare_content(format: ContentFormat, role: &str, content: Option<Value>) -> Result<Value, PromptError> {

@@ -4,20 +4,31 @@ mod clock;
 mod format;
 mod generation;
 mod json;
+mod message_loop;
 mod python;
+mod tags;
+mod turns;
 
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 
 pub use clock::TemplateTime;
 pub(crate) use format::content_format;
+pub(crate) use turns::{MessagePlaces, RenderedTurn};
 
 use crate::error::PromptError;
 use crate::model::PromptLimits;
+use message_loop::{MessageLoop, WINDOW};
+use turns::{EarlierTurn, MessageWindow};
 
 const NAME: &str = "chat";
+/// The template that renders a window of the messages.
+const TURN_NAME: &str = "turn";
+const MESSAGES: &str = "messages";
 /// Maximum size of a rendered probe. Real ones have less than a kilobyte, most of it the template's own text.
 const MAX_PROBE_BYTES: usize = 1 << 20;
 
@@ -26,6 +37,8 @@ const MAX_PROBE_BYTES: usize = 1 << 20;
 pub(crate) struct ChatTemplate {
     env: Environment<'static>,
     source: String,
+    /// How later turns are rendered; `None` if that needs all messages.
+    message_loop: Option<Arc<MessageLoop>>,
 }
 
 impl ChatTemplate {
@@ -44,8 +57,12 @@ impl ChatTemplate {
         env.add_function("raise_exception", raise_exception);
         // In Jinja strings and mappings are sequences too, and templates use this test.
         env.add_test("sequence", python::is_sequence);
-        env.add_template_owned(NAME, generation::without_tags(source))?;
-        Ok(ChatTemplate { env, source: source.to_owned() })
+        let plain = generation::without_tags(source);
+        let message_loop = MessageLoop::find(&plain).map(Arc::new);
+        env.add_template_owned(NAME, plain)?;
+        let message_loop = message_loop
+            .filter(|rewritten| env.add_template_owned(TURN_NAME, rewritten.source.clone()).is_ok());
+        Ok(ChatTemplate { env, source: source.to_owned(), message_loop })
     }
 
     /// The source text of the template.
@@ -63,8 +80,8 @@ impl ChatTemplate {
         let mut env = self.env.clone();
         env.remove_global("raise_exception");
         let variables =
-            [("messages", Value::from(messages.to_vec())), ("add_generation_prompt", Value::from(false))];
-        render_bounded(&env, Value::from_pairs(variables), 0, MAX_PROBE_BYTES).ok()
+            [(MESSAGES, Value::from(messages.to_vec())), ("add_generation_prompt", Value::from(false))];
+        render_bounded(&env, NAME, Value::from_pairs(variables), BoundedOutput::new(0, MAX_PROBE_BYTES)).ok()
     }
 
     /// Renders with `variables`; `about_bytes` is the expected and `most_bytes` the maximum size of the text.
@@ -78,25 +95,59 @@ impl ChatTemplate {
         about_bytes: usize,
         most_bytes: usize,
     ) -> Result<String, PromptError> {
-        let clock = Value::from_function(move |format: String| now.strftime(&format));
-        let variables = variables.into_iter().chain([("strftime_now".to_owned(), clock)]);
-        render_bounded(&self.env, Value::from_pairs(variables), about_bytes, most_bytes)
+        let variables = variables.into_iter().chain([clock(now)]);
+        render_bounded(
+            &self.env,
+            NAME,
+            Value::from_pairs(variables),
+            BoundedOutput::new(about_bytes, most_bytes),
+        )
     }
+
+    /// Renders a turn of a conversation, of whose earlier turn `earlier` is the text, with the places of its messages and how many of
+    /// them this turn begins with. Only the other messages are rendered. `None` if the template needs all messages, or fails: then
+    /// [`ChatTemplate::render`] gives the result.
+    pub(crate) fn render_turn(
+        &self,
+        variables: &[(String, Value)],
+        messages: &[Value],
+        earlier: Option<(&str, &MessagePlaces, usize)>,
+        now: TemplateTime,
+        [about_bytes, most_bytes]: [usize; 2],
+    ) -> Option<RenderedTurn> {
+        let message_loop = self.message_loop.as_ref()?;
+        let render = |earlier: Option<EarlierTurn<'_>>| {
+            let about_bytes = if earlier.is_some() { 0 } else { about_bytes };
+            let output = BoundedOutput::new(about_bytes, most_bytes);
+            let window = MessageWindow::new(message_loop, messages, earlier.as_ref(), output.written.clone());
+            let window = Arc::new(window);
+            let own = [
+                clock(now),
+                (MESSAGES.to_owned(), Value::from(messages.to_vec())),
+                (WINDOW.to_owned(), Value::from_dyn_object(window.clone())),
+            ];
+            let variables = Value::from_pairs(variables.iter().cloned().chain(own));
+            let text = render_bounded(&self.env, TURN_NAME, variables, output).ok()?;
+            window.finish(text, earlier.as_ref()).filter(|turn| turn.text.len() <= most_bytes)
+        };
+        let earlier = earlier.map(|(text, places, known)| EarlierTurn { text, places, known });
+        earlier.and_then(|earlier| render(Some(earlier))).or_else(|| render(None))
+    }
+}
+
+/// The function with which templates print the time.
+fn clock(now: TemplateTime) -> (String, Value) {
+    ("strftime_now".to_owned(), Value::from_function(move |format: String| now.strftime(&format)))
 }
 
 fn render_bounded(
     env: &Environment<'_>,
+    name: &str,
     variables: Value,
-    about_bytes: usize,
-    most_bytes: usize,
+    mut page: BoundedOutput,
 ) -> Result<String, PromptError> {
-    let mut page = BoundedOutput {
-        text: Vec::with_capacity(about_bytes.min(most_bytes)),
-        max_bytes: most_bytes,
-        truncated: false,
-    };
     let rendered = env
-        .get_template(NAME)
+        .get_template(name)
         .and_then(|template| template.render_captured_to(variables, &mut page).map(drop));
     match rendered {
         Ok(()) => String::from_utf8(page.text).map_err(|error| PromptError::Template(error.to_string())),
@@ -128,6 +179,19 @@ struct BoundedOutput {
     text: Vec<u8>,
     max_bytes: usize,
     truncated: bool,
+    /// Size of the text, for the functions of the template.
+    written: Arc<AtomicUsize>,
+}
+
+impl BoundedOutput {
+    fn new(about_bytes: usize, max_bytes: usize) -> BoundedOutput {
+        BoundedOutput {
+            text: Vec::with_capacity(about_bytes.min(max_bytes)),
+            max_bytes,
+            truncated: false,
+            written: Arc::default(),
+        }
+    }
 }
 
 impl io::Write for BoundedOutput {
@@ -137,6 +201,7 @@ impl io::Write for BoundedOutput {
             return Err(io::Error::from(io::ErrorKind::FileTooLarge));
         }
         self.text.extend_from_slice(bytes);
+        self.written.store(self.text.len(), Ordering::Relaxed);
         Ok(bytes.len())
     }
 

@@ -4,17 +4,24 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use moongate_tokenize::{
-    ChatBody, PromptDialect, PromptLimits, PromptTokenizer, TemplateTime, TextBody, TextPrompt,
+    ChatBody, PromptDialect, PromptError, PromptLimits, PromptTokenizer, TemplateTime, TextBody, TextPrompt,
     TokenizedPrompt,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 fn load(cache_bytes: u64) -> PromptTokenizer {
+    load_for(PromptDialect::Vllm, cache_bytes)
+}
+
+fn load_for(engine: PromptDialect, cache_bytes: u64) -> PromptTokenizer {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/small");
     let limits = PromptLimits { cache_bytes, ..PromptLimits::default() };
-    PromptTokenizer::load(&folder, PromptDialect::Vllm, limits).unwrap()
+    PromptTokenizer::load(&folder, engine, limits).unwrap()
 }
+
+static VLLM: LazyLock<PromptTokenizer> = LazyLock::new(|| load(1 << 26));
+static SGLANG: LazyLock<PromptTokenizer> = LazyLock::new(|| load_for(PromptDialect::Sglang, 1 << 26));
 
 /// A tokenizer that caches nothing, as the reference.
 static UNCACHED: LazyLock<PromptTokenizer> = LazyLock::new(|| load(0));
@@ -80,6 +87,62 @@ fn dropped_reasoning_keeps_the_prefix_before_it() {
     let prompt = tokenize(&model, &messages, json!({}));
     assert!(shared(&first, &prompt) > 1000);
     check(&prompt, &tokenize(&UNCACHED, &messages, json!({})));
+}
+
+/// What a client may change between two turns.
+fn options(number: usize) -> Value {
+    match number {
+        0 => json!({ "chat_template_kwargs": { "enable_thinking": false } }),
+        1 => json!({ "tools": [{ "type": "function", "function": { "name": "f" } }] }),
+        2 => json!({ "add_generation_prompt": false, "continue_final_message": true }),
+        3 => json!({ "add_special_tokens": true }),
+        4 => json!({ "reasoning_effort": "none" }),
+        _ => json!({}),
+    }
+}
+
+fn turn_message(kind: usize, text: &str) -> Value {
+    match kind {
+        0 => message("user", text),
+        1 => json!({ "role": "assistant", "content": text, "reasoning": text }),
+        2 => json!({ "role": "assistant", "content": null, "tool_calls": [
+            { "id": "x", "type": "function", "function": { "name": "f", "arguments": "{\"a\": 1}" } }
+        ] }),
+        3 => json!({ "role": "tool", "tool_call_id": "x", "content": [{ "type": "text", "text": text }] }),
+        4 => message("developer", text),
+        _ => message("system", text),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn ids_of_cached_bodies_equal_those_without_a_cache(
+        sglang in any::<bool>(),
+        turns in prop::collection::vec(
+            (prop_oneof![4 => Just(0), 1 => 1..4_usize], prop::collection::vec((0..6_usize, "[a-z ]{0,9}"), 0..4), 0..12_usize),
+            1..8,
+        ),
+    ) {
+        let model = if sglang { &*SGLANG } else { &*VLLM };
+        // Shorter bodies are not cached.
+        let mut messages =
+            vec![message("user", &"A long beginning. ".repeat(1_000)), message("assistant", "ok"), message("user", "go")];
+        for (dropped, added, option) in turns {
+            messages.truncate(messages.len().saturating_sub(dropped).max(1));
+            messages.extend(added.iter().map(|(kind, text)| turn_message(*kind, text)));
+            let mut body = options(option);
+            body["messages"] = json!(messages);
+            let body = body.to_string().into_bytes();
+            let tokens = |body: ChatBody| {
+                let prompt = model.tokenize_chat(&body, TemplateTime::utc(0))?;
+                Ok::<_, PromptError>((prompt.ids().to_vec(), prompt.ids().prefixes().collect::<Vec<_>>()))
+            };
+            let cached = tokens(model.read_chat(&body).unwrap());
+            prop_assert_eq!(cached, tokens(ChatBody::parse(&body).unwrap()));
+        }
+    }
 }
 
 #[test]
