@@ -1,6 +1,7 @@
 //! Renders chat templates as transformers' `apply_chat_template` does.
 
 mod clock;
+mod concatenation;
 mod format;
 mod generation;
 mod json;
@@ -22,6 +23,7 @@ pub(crate) use turns::{MessagePlaces, RenderedTurn};
 
 use crate::error::PromptError;
 use crate::model::PromptLimits;
+use concatenation::{TEXT_FILTER, without_concatenations};
 use message_loop::{MessageLoop, WINDOW};
 use turns::{EarlierTurn, MessageWindow};
 
@@ -57,7 +59,8 @@ impl ChatTemplate {
         env.add_function("raise_exception", raise_exception);
         // In Jinja strings and mappings are sequences too, and templates use this test.
         env.add_test("sequence", python::is_sequence);
-        let plain = generation::without_tags(source);
+        env.add_filter(TEXT_FILTER, concatenation_part);
+        let plain = without_concatenations(&generation::without_tags(source));
         let message_loop = MessageLoop::find(&plain).map(Arc::new);
         env.add_template_owned(NAME, plain)?;
         let message_loop = message_loop
@@ -172,6 +175,15 @@ pub fn render_template(source: &str, messages: &str, limits: PromptLimits) -> Re
 /// The function with which templates reject a conversation.
 fn raise_exception(message: String) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message))
+}
+
+/// A part of a concatenation that is printed: fails for anything but a text.
+fn concatenation_part(value: Value) -> Result<Value, Error> {
+    if value.as_str().is_some() {
+        return Ok(value);
+    }
+    let problem = format!("a text and a value of type {} cannot be concatenated", value.kind());
+    Err(Error::new(ErrorKind::InvalidOperation, problem))
 }
 
 /// The rendered text, with a size limit.
