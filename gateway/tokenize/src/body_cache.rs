@@ -17,6 +17,7 @@ use serde_json::value::RawValue;
 use crate::body::ChatBody;
 use crate::chat::{MessagesBody, ResponsesBody, ResponsesInput};
 use crate::error::PromptError;
+use crate::shared_parts::BodyParts;
 use crate::turn_cache::{TurnHistory, TurnSlot};
 
 /// Smaller bodies are not cached: parsing them takes some microseconds.
@@ -65,7 +66,7 @@ pub(crate) struct BodyPrefixEntry {
 }
 
 struct CachedBody {
-    body: Box<[u8]>,
+    body: BodyParts,
     /// Offset of the first message in the body.
     start: usize,
     messages: Vec<CachedMessage>,
@@ -205,7 +206,7 @@ impl ModelBodyCache {
         if read.turns().len() >= MIN_CACHED_TURNS
             && let Some((start, messages)) = located::<B>(body, 0, read.turns())
         {
-            let own = self.insert(B::LIST, body, start, messages);
+            let own = self.insert(B::LIST, body, BodyParts::new(body.to_vec()), start, messages);
             return Ok(read.with_history(TurnHistory::new(None, own)));
         }
         Ok(read)
@@ -213,20 +214,22 @@ impl ModelBodyCache {
 
     /// Parses the new part of a body. `None` on any error: parsing the whole body gives the better message.
     fn find_continued<B: GrowingBody>(&self, body: &[u8]) -> Option<B> {
-        let (start, mut messages, earlier) = self.find(B::LIST, body)?;
-        let known_messages = messages.len();
+        let (kept, known_messages) = self.find(B::LIST, body)?;
+        let start = kept.start;
+        let mut messages = kept.messages[..known_messages].to_vec();
         let known = messages.last()?.end + 1;
         let rest = [&body[..start], &body[known..]].concat();
         let read = B::parse(&rest).ok()?;
         messages.extend(located::<B>(&rest, known - start, read.turns())?.1);
         let values = messages.iter().map(|message| message.value.clone()).collect();
-        let own = self.insert(B::LIST, body, start, messages);
-        let history = TurnHistory::new(Some((earlier, known_messages)), own);
+        let parts = kept.body.with_rest(body, known - 1);
+        let own = self.insert(B::LIST, body, parts, start, messages);
+        let history = TurnHistory::new(Some((kept.turn.clone(), known_messages)), own);
         Some(read.with_turns(values, body.len()).with_history(history))
     }
 
-    /// Offset of the first message, the messages that an earlier body has too, and what was read from it.
-    fn find(&self, list: &str, body: &[u8]) -> Option<(usize, Vec<CachedMessage>, Arc<TurnSlot>)> {
+    /// An earlier body, and how many of its messages this one has too.
+    fn find(&self, list: &str, body: &[u8]) -> Option<(Arc<CachedBody>, usize)> {
         let braces = memchr::memrchr_iter(b'}', body).filter(|brace| body.get(brace + 1) == Some(&b','));
         for comma in braces.map(|brace| brace + 1).take(MAX_LOOKUPS) {
             let Some(BodyPrefixEntry { cached: kept, messages, .. }) =
@@ -234,12 +237,11 @@ impl ModelBodyCache {
             else {
                 continue;
             };
-            let messages = &kept.messages[..messages];
-            let same =
-                messages.last().is_some_and(|last| last.end == comma) && kept.body[..comma] == body[..comma];
+            let last = messages.checked_sub(1).and_then(|last| kept.messages.get(last));
+            let same = last.is_some_and(|last| last.end == comma) && kept.body.begins_as(body, comma);
             // In valid JSON, a message follows the comma.
             if same && body[comma + 1..].trim_ascii_start().starts_with(b"{") {
-                return Some((kept.start, messages.to_vec(), kept.turn.clone()));
+                return Some((kept, messages));
             }
         }
         None
@@ -250,6 +252,7 @@ impl ModelBodyCache {
         &self,
         list: &str,
         body: &[u8],
+        parts: BodyParts,
         start: usize,
         messages: Vec<CachedMessage>,
     ) -> Option<Arc<TurnSlot>> {
@@ -263,7 +266,7 @@ impl ModelBodyCache {
         let bytes = 3 * body.len() + MESSAGE_OVERHEAD_BYTES * messages.len();
         let weight = u32::try_from(bytes / edges.len() + ENTRY_OVERHEAD_BYTES).unwrap_or(u32::MAX);
         let turn = Arc::<TurnSlot>::default();
-        let kept = Arc::new(CachedBody { body: body.into(), start, messages, turn: turn.clone() });
+        let kept = Arc::new(CachedBody { body: parts, start, messages, turn: turn.clone() });
         for (messages, end) in edges {
             self.cache.insert(
                 self.key(list, body, end),
@@ -325,11 +328,11 @@ mod tests {
         messages.push(json!({ "role": "assistant", "content": "new" }));
         messages.push(json!({ "role": "user", "content": "and more" }));
         let next = body(&messages);
-        let (start, known, _) = bodies.find(MESSAGES, &next).unwrap();
-        assert_eq!((&next[..start], known.len()), (&br#"{"messages":["#[..], 4));
+        let (kept, known) = bodies.find(MESSAGES, &next).unwrap();
+        assert_eq!((&next[..kept.start], known), (&br#"{"messages":["#[..], 4));
         same(&bodies, &next);
         assert!(
-            bodies.find(MESSAGES, &next).is_some_and(|(_, known, _)| known.len() == 5),
+            bodies.find(MESSAGES, &next).is_some_and(|(_, known)| known == 5),
             "its last message ends without a comma"
         );
         // The client drops the last two messages.

@@ -15,7 +15,7 @@ pub struct PromptCaches {
 }
 
 impl PromptCaches {
-    /// Caches of at most `bytes`: a quarter for bodies of conversations, the rest for tokens.
+    /// Caches of at most `bytes`: a quarter for bodies of conversations and what is rendered of them, the rest for tokens.
     #[must_use]
     pub fn new(bytes: u64) -> PromptCaches {
         let (bodies, segments) = (body_cache(bytes / 4), segment_cache(bytes - bytes / 4));

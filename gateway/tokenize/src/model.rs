@@ -1,7 +1,7 @@
 //! A model: its chat templates, its tokenizer, and its caches.
 
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use minijinja::Value;
 
@@ -15,30 +15,15 @@ use crate::chat::{
 use crate::dialect::{ContentFormat, PromptDialect};
 use crate::error::{ModelLoadError, PromptError};
 use crate::files::{ModelFiles, TemplateFile};
+use crate::limits::PromptLimits;
 use crate::prompt::TokenizedPrompt;
 use crate::segment_cache::ModelSegmentCache;
-use crate::segmented_text::{SegmentedText, SharedText};
+use crate::segmented_text::{SegmentedText, SharedText, TextSegment, common_segments};
+use crate::shared_parts::TextParts;
 use crate::template::{ChatTemplate, MessagePlaces, TemplateTime, content_format};
 use crate::template_probe;
 use crate::tokenize::Tokenizer;
 use crate::turn_cache::{ReadTurn, TemplateKind};
-
-/// Limits of one model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PromptLimits {
-    /// Maximum steps of the template engine per prompt. A conversation of a thousand messages takes some hundred thousand.
-    pub template_steps: u64,
-    /// Maximum size of a rendered prompt in bytes.
-    pub prompt_bytes: usize,
-    /// Size of the caches of texts and bodies in bytes.
-    pub cache_bytes: u64,
-}
-
-impl Default for PromptLimits {
-    fn default() -> PromptLimits {
-        PromptLimits { template_steps: 10_000_000, prompt_bytes: 64 << 20, cache_bytes: 64 << 20 }
-    }
-}
 
 /// Converts requests for one model to token ids.
 pub struct PromptTokenizer {
@@ -66,7 +51,7 @@ pub struct RenderedMediaChat {
 
 /// The text of a chat.
 pub(crate) struct ChatText {
-    text: Arc<String>,
+    text: TextParts,
     /// Whether the tokenizer adds special tokens.
     special: bool,
     /// For the conversation's next turn; `None` if that is rendered from its beginning.
@@ -77,8 +62,8 @@ struct ChatTurn {
     template: TemplateKind,
     prepared: Vec<PreparedMessage>,
     places: Option<MessagePlaces>,
-    /// Number of bytes of the text that are those of the turn before.
-    shared: usize,
+    /// The segments of the turn before with which this one begins.
+    segments: Vec<TextSegment>,
 }
 
 struct ModelTemplate {
@@ -210,18 +195,15 @@ impl PromptTokenizer {
     /// Divides the text of a chat into segments, and keeps the turn for the next one.
     pub(crate) fn segmented(&self, chat: ChatText, body: &ChatBody) -> SegmentedText<'static> {
         let ChatText { text, special, turn } = chat;
-        let shared = SharedText::Shared(text.clone());
-        let Some(turn) = turn else {
+        let shared = SharedText::Parts(text.clone());
+        let Some(ChatTurn { template, prepared, places, segments }) = turn else {
             return SegmentedText::new(shared, special, &self.tokenizer, &self.segments);
         };
-        let earlier = body.history.earlier(turn.template).filter(|(earlier, _)| earlier.special == special);
-        let same = earlier.map_or((&[][..], 0), |(earlier, _)| (&earlier.segments[..], turn.shared));
-        let segmented = SegmentedText::continued(shared, special, same, &self.tokenizer, &self.segments);
+        let segmented = SegmentedText::continued(shared, special, &segments, &self.tokenizer, &self.segments);
         if let Some(own) = body.history.own() {
-            let ChatTurn { template, prepared, places, .. } = turn;
             let segments = segmented.segments().to_vec();
             // A second reader of the same body has the same results.
-            let _ = own.set(ReadTurn { template, prepared, text, places, special, segments });
+            let _ = own.set(ReadTurn { template, prepared, text, places, segments });
         }
         segmented
     }
@@ -286,7 +268,7 @@ impl PromptTokenizer {
     /// # Errors
     /// [`PromptError`] if it cannot be determined.
     pub fn render_chat(&self, body: &ChatBody, now: TemplateTime) -> Result<String, PromptError> {
-        self.rendered(body, now).map(|chat| Arc::unwrap_or_clone(chat.text))
+        self.rendered(body, now).map(|chat| chat.text.slice(0..chat.text.len()).into_owned())
     }
 
     /// The token ids of a completion's prompt, before [`crate::TextBody::truncation`]. `special` as in [`crate::TextBody::add_special_tokens`].
@@ -333,7 +315,7 @@ impl PromptTokenizer {
             }
             rendered = self.render(compiled, &conversation, now, body.bytes);
         }
-        let text = Arc::new(finished(rendered?, &conversation)?);
+        let text = TextParts::new(finished(rendered?, &conversation)?);
         Ok(ChatText { text, special: conversation.add_special_tokens, turn: None })
     }
 
@@ -350,20 +332,25 @@ impl PromptTokenizer {
         if !conversation.is_in_order || conversation.continuation.is_some() || conversation.suffix.is_some() {
             return None;
         }
-        let earlier = body.history.earlier(kind);
         let earlier =
-            earlier.and_then(|(turn, known)| Some((turn.text.as_str(), turn.places.as_ref()?, known)));
+            body.history.earlier(kind).and_then(|(turn, known)| Some((turn, turn.places.as_ref()?, known)));
+        let places = earlier.map(|(turn, places, known)| (&turn.text, places, known));
         let variables = self.variables(conversation);
         let sizes = [body.bytes, self.limits.prompt_bytes];
-        let turn = template.compiled.render_turn(&variables, &conversation.messages, earlier, now, sizes)?;
+        let turn = template.compiled.render_turn(&variables, &conversation.messages, places, now, sizes)?;
+        let (text, segments) = match earlier {
+            Some((earlier, ..)) if turn.shared > 0 => {
+                // No segment is to cross a part of the text.
+                let segments = common_segments(&earlier.segments, turn.shared);
+                let end = segments.last().map_or(0, |last| last.end);
+                let rest = earlier.text.slice(end..turn.shared).into_owned() + &turn.rest;
+                (earlier.text.with_rest(end, rest), segments.to_vec())
+            }
+            _ => (TextParts::new(turn.rest), Vec::new()),
+        };
         let prepared = std::mem::take(&mut conversation.prepared);
-        let (places, shared) = (Some(turn.places), turn.shared);
-        let turn_of = ChatTurn { template: kind, prepared, places, shared };
-        Some(ChatText {
-            text: Arc::new(turn.text),
-            special: conversation.add_special_tokens,
-            turn: Some(turn_of),
-        })
+        let turn = ChatTurn { template: kind, prepared, places: Some(turn.places), segments };
+        Some(ChatText { text, special: conversation.add_special_tokens, turn: Some(turn) })
     }
 
     fn render(

@@ -7,6 +7,7 @@ use crate::error::PromptError;
 use crate::model::PromptTokenizer;
 use crate::prompt::SegmentedTokens;
 use crate::segmented_text::{SegmentedText, SharedText};
+use crate::shared_parts::TextParts;
 use crate::template::TemplateTime;
 
 /// A prompt whose text is tokenized from its beginning on, in segments of some kilobytes.
@@ -42,7 +43,7 @@ impl PromptText {
     /// The prompt of a completion. `special` as in [`crate::TextBody::add_special_tokens`].
     #[must_use]
     pub fn new(model: Arc<PromptTokenizer>, text: String, special: bool) -> PromptText {
-        let text = SharedText::Shared(Arc::new(text));
+        let text = SharedText::Parts(TextParts::new(text));
         let text = SegmentedText::new(text, special, model.tokenizer(), model.segments());
         PromptText { model, text }
     }

@@ -74,10 +74,9 @@ impl ModelSegmentCache {
         SegmentedText::new(SharedText::Borrowed(text), special, tokenizer, self).into_prompt(tokenizer, self)
     }
 
-    /// Where the segments of `text` behind the one that ends at `start` end, in order; the rest behind the last end belongs to no
-    /// segment.
-    pub(crate) fn ends(&self, tokenizer: &Tokenizer, text: &str, start: usize) -> Vec<usize> {
-        self.lengths.ends(tokenizer, text, start)
+    /// Where the segments of `text`, which begins with a segment, end, in order; the rest behind the last end belongs to no segment.
+    pub(crate) fn ends(&self, tokenizer: &Tokenizer, text: &str) -> Vec<usize> {
+        self.lengths.ends(tokenizer, text)
     }
 
     /// Identifies the prefix that consists of special tokens only.
@@ -115,9 +114,10 @@ impl ModelSegmentCache {
 
 impl SegmentLengths {
     /// See [`ModelSegmentCache::ends`].
-    fn ends(self, tokenizer: &Tokenizer, text: &str, mut start: usize) -> Vec<usize> {
-        let mut cuts = cuts(tokenizer, text, start).into_iter().rev().peekable();
-        let mut ends = Vec::with_capacity((text.len() - start) / self.full + 1);
+    fn ends(self, tokenizer: &Tokenizer, text: &str) -> Vec<usize> {
+        let mut cuts = cuts(tokenizer, text).into_iter().rev().peekable();
+        let mut ends = Vec::with_capacity(text.len() / self.full + 1);
+        let mut start = 0;
         loop {
             while cuts.next_if(|&cut| cut < start + self.least).is_some() {}
             let limit = cuts.peek().copied().unwrap_or(text.len());
@@ -129,13 +129,12 @@ impl SegmentLengths {
     }
 }
 
-/// All cuts behind added tokens that begin at or after `start`, the last one first.
-fn cuts(tokenizer: &Tokenizer, text: &str, start: usize) -> Vec<usize> {
+/// All cuts behind added tokens, the last one first.
+fn cuts(tokenizer: &Tokenizer, text: &str) -> Vec<usize> {
     let mut cuts = Vec::new();
-    let Some(text) = text.get(start..) else { return cuts };
     let mut end = text.len();
     while let Some(at) = tokenizer.cuts().last(text, end) {
-        cuts.push(start + at);
+        cuts.push(at);
         end = at - 1;
     }
     cuts

@@ -1,11 +1,12 @@
 //! A text that is tokenized from its beginning as far as needed, segment by segment.
 
-use std::ops::Deref;
-use std::sync::Arc;
+use std::borrow::Cow;
+use std::ops::Range;
 
 use crate::error::PromptError;
 use crate::prompt::{SegmentedTokens, TokenSegment, TokenizedPrompt};
 use crate::segment_cache::ModelSegmentCache;
+use crate::shared_parts::TextParts;
 use crate::tokenize::Tokenizer;
 use crate::truncation::SpecialTokenCounts;
 
@@ -18,18 +19,28 @@ const LOOKAHEAD_BYTES: usize = 2;
 /// A text that others may share.
 pub(crate) enum SharedText<'a> {
     Borrowed(&'a str),
-    Shared(Arc<String>),
+    Parts(TextParts),
 }
 
-impl Deref for SharedText<'_> {
-    type Target = str;
-
-    fn deref(&self) -> &str {
+impl SharedText<'_> {
+    fn len(&self) -> usize {
         match self {
-            SharedText::Borrowed(text) => text,
-            SharedText::Shared(text) => text,
+            SharedText::Borrowed(text) => text.len(),
+            SharedText::Parts(text) => text.len(),
         }
     }
+
+    fn slice(&self, range: Range<usize>) -> Cow<'_, str> {
+        match self {
+            SharedText::Borrowed(text) => Cow::Borrowed(text.get(range).unwrap_or_default()),
+            SharedText::Parts(text) => text.slice(range),
+        }
+    }
+}
+
+/// How many of the segments of an earlier text are also those of another one, of which so many bytes are the same.
+pub(crate) fn common_segments(earlier: &[TextSegment], shared: usize) -> &[TextSegment] {
+    &earlier[..earlier.partition_point(|segment| segment.end + LOOKAHEAD_BYTES <= shared)]
 }
 
 /// A text in segments, the first of which are tokenized.
@@ -49,7 +60,7 @@ pub(crate) struct SegmentedText<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TextSegment {
     /// Where it ends, in bytes.
-    end: usize,
+    pub(crate) end: usize,
     hash: u64,
 }
 
@@ -61,14 +72,14 @@ impl<'a> SegmentedText<'a> {
         tokenizer: &Tokenizer,
         cache: &ModelSegmentCache,
     ) -> SegmentedText<'a> {
-        SegmentedText::continued(text, special, (&[], 0), tokenizer, cache)
+        SegmentedText::continued(text, special, &[], tokenizer, cache)
     }
 
-    /// As [`SegmentedText::new`], for a text of which so many bytes are those of an earlier one with these segments.
+    /// As [`SegmentedText::new`], for a text that begins with these segments of an earlier one; see [`common_segments`].
     pub(crate) fn continued(
         text: SharedText<'a>,
         special: bool,
-        (earlier, shared): (&[TextSegment], usize),
+        common: &[TextSegment],
         tokenizer: &Tokenizer,
         cache: &ModelSegmentCache,
     ) -> SegmentedText<'a> {
@@ -79,24 +90,25 @@ impl<'a> SegmentedText<'a> {
             prefix = cache.next_prefix(prefix, 0);
             tokens.push(TokenSegment { ids: before.into(), prefix: Some(prefix) });
         }
-        let same = earlier.partition_point(|segment| segment.end + LOOKAHEAD_BYTES <= shared);
-        let mut segments = earlier[..same].to_vec();
-        let mut start = segments.last().map_or(0, |last| last.end);
-        let ends = cache.ends(tokenizer, &text, start);
-        segments.extend(ends.into_iter().map(|end| {
-            let hash = cache.hash(&text[start..end]);
+        let mut segments = common.to_vec();
+        let begin = segments.last().map_or(0, |last| last.end);
+        let new = text.slice(begin..text.len());
+        let mut start = 0;
+        segments.extend(cache.ends(tokenizer, &new).into_iter().map(|end| {
+            let hash = cache.hash(&new[start..end]);
             start = end;
-            TextSegment { end, hash }
+            TextSegment { end: begin + end, hash }
         }));
         let mut prefixes = Vec::with_capacity(segments.len() + 1);
         for segment in &segments {
             prefix = cache.next_prefix(prefix, segment.hash);
             prefixes.push(prefix);
         }
-        let rest = &text[start..];
+        let rest = &new[start..];
         if !rest.is_empty() {
             prefixes.push(cache.next_prefix(prefix, cache.hash(rest)));
         }
+        drop(new);
         SegmentedText { text, segments, prefixes, tokenized: 0, tokens, special, is_complete: false }
     }
 
@@ -119,7 +131,7 @@ impl<'a> SegmentedText<'a> {
     ) -> Result<(), PromptError> {
         while self.tokenized < segments.min(self.segments.len()) {
             let (text, segment) = self.segment(self.tokenized);
-            let ids = cache.segment(tokenizer, text, segment.hash)?;
+            let ids = cache.segment(tokenizer, &text, segment.hash)?;
             let prefix = Some(self.prefixes[self.tokenized]);
             self.tokens.push(TokenSegment { ids, prefix });
             self.tokenized += 1;
@@ -130,7 +142,7 @@ impl<'a> SegmentedText<'a> {
         // The next turn of a conversation may continue the last word.
         let rest = self.rest();
         if !rest.is_empty() {
-            let ids = tokenizer.encode(rest)?.into();
+            let ids = tokenizer.encode(&rest)?.into();
             self.tokens.push(TokenSegment { ids, prefix: None });
         }
         let (_, after) = self.special_tokens(tokenizer);
@@ -191,7 +203,7 @@ impl<'a> SegmentedText<'a> {
         {
             let (text, segment) = self.segment(number);
             bytes += text.len();
-            tokens += cache.segment(tokenizer, text, segment.hash)?.len();
+            tokens += cache.segment(tokenizer, &text, segment.hash)?.len();
         }
         if bytes == 0 {
             (bytes, tokens) = (self.tokenized_bytes(), self.tokens.len());
@@ -199,15 +211,15 @@ impl<'a> SegmentedText<'a> {
         Ok(tokens as f64 / bytes.max(1) as f64)
     }
 
-    fn segment(&self, number: usize) -> (&str, &TextSegment) {
+    fn segment(&self, number: usize) -> (Cow<'_, str>, &TextSegment) {
         let start = number.checked_sub(1).map_or(0, |before| self.segments[before].end);
         let segment = &self.segments[number];
-        (&self.text[start..segment.end], segment)
+        (self.text.slice(start..segment.end), segment)
     }
 
     /// The text behind the last segment.
-    fn rest(&self) -> &str {
-        &self.text[self.segments.last().map_or(0, |last| last.end)..]
+    fn rest(&self) -> Cow<'_, str> {
+        self.text.slice(self.segments.last().map_or(0, |last| last.end)..self.text.len())
     }
 
     fn tokenized_bytes(&self) -> usize {

@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::chat::PreparedMessage;
 use crate::segmented_text::TextSegment;
+use crate::shared_parts::TextParts;
 use crate::template::MessagePlaces;
 
 /// A turn of a conversation, once it is read.
@@ -15,11 +16,9 @@ pub(crate) struct ReadTurn {
     pub(crate) template: TemplateKind,
     pub(crate) prepared: Vec<PreparedMessage>,
     /// The rendered text.
-    pub(crate) text: Arc<String>,
+    pub(crate) text: TextParts,
     /// `None` if the template needs all messages.
     pub(crate) places: Option<MessagePlaces>,
-    /// Whether the tokenizer adds special tokens.
-    pub(crate) special: bool,
     pub(crate) segments: Vec<TextSegment>,
 }
 

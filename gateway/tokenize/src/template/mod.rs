@@ -22,7 +22,8 @@ pub(crate) use format::content_format;
 pub(crate) use turns::{MessagePlaces, RenderedTurn};
 
 use crate::error::PromptError;
-use crate::model::PromptLimits;
+use crate::limits::PromptLimits;
+use crate::shared_parts::TextParts;
 use concatenation::{TEXT_FILTER, without_concatenations};
 use message_loop::{MessageLoop, WINDOW};
 use turns::{EarlierTurn, MessageWindow};
@@ -114,7 +115,7 @@ impl ChatTemplate {
         &self,
         variables: &[(String, Value)],
         messages: &[Value],
-        earlier: Option<(&str, &MessagePlaces, usize)>,
+        earlier: Option<(&TextParts, &MessagePlaces, usize)>,
         now: TemplateTime,
         [about_bytes, most_bytes]: [usize; 2],
     ) -> Option<RenderedTurn> {
@@ -131,7 +132,7 @@ impl ChatTemplate {
             ];
             let variables = Value::from_pairs(variables.iter().cloned().chain(own));
             let text = render_bounded(&self.env, TURN_NAME, variables, output).ok()?;
-            window.finish(text, earlier.as_ref()).filter(|turn| turn.text.len() <= most_bytes)
+            window.finish(text, earlier.as_ref()).filter(|turn| turn.shared + turn.rest.len() <= most_bytes)
         };
         let earlier = earlier.map(|(text, places, known)| EarlierTurn { text, places, known });
         earlier.and_then(|earlier| render(Some(earlier))).or_else(|| render(None))
@@ -167,7 +168,8 @@ fn render_bounded(
 pub fn render_template(source: &str, messages: &str, limits: PromptLimits) -> Result<String, PromptError> {
     let failed = |error: Error| PromptError::Template(error.to_string());
     let template = ChatTemplate::compile(source, limits.template_steps).map_err(failed)?;
-    let messages: Value = serde_json::from_str(messages).map_err(crate::body::malformed)?;
+    let messages: Value =
+        serde_json::from_str(messages).map_err(|error| PromptError::Malformed(error.to_string()))?;
     let variables = vec![("messages".to_owned(), messages)];
     template.render(variables, TemplateTime::utc(0), source.len(), limits.prompt_bytes)
 }

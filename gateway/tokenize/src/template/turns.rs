@@ -8,6 +8,7 @@ use minijinja::value::Object;
 use minijinja::{Error, State, Value};
 
 use super::message_loop::MessageLoop;
+use crate::shared_parts::TextParts;
 
 /// Longest description of the variables of a turn in bytes. With larger ones, such as long lists of tools in the text of every message,
 /// turns are rendered completely.
@@ -24,16 +25,17 @@ pub(crate) struct MessagePlaces {
 /// A rendered chat.
 #[derive(Debug)]
 pub(crate) struct RenderedTurn {
-    pub(crate) text: String,
-    pub(crate) places: MessagePlaces,
     /// Number of bytes that are those of the turn before.
     pub(crate) shared: usize,
+    /// The text behind these.
+    pub(crate) rest: String,
+    pub(crate) places: MessagePlaces,
 }
 
 /// An earlier turn of a conversation.
 #[derive(Debug, Clone)]
 pub(super) struct EarlierTurn<'a> {
-    pub(super) text: &'a str,
+    pub(super) text: &'a TextParts,
     pub(super) places: &'a MessagePlaces,
     /// Number of its messages that are also the first ones of this turn.
     pub(super) known: usize,
@@ -131,7 +133,11 @@ impl MessageWindow {
     }
 
     /// Combines what was rendered with the earlier turn; `None` if they do not fit.
-    pub(super) fn finish(&self, rendered: String, earlier: Option<&EarlierTurn<'_>>) -> Option<RenderedTurn> {
+    pub(super) fn finish(
+        &self,
+        mut rendered: String,
+        earlier: Option<&EarlierTurn<'_>>,
+    ) -> Option<RenderedTurn> {
         let WindowProgress { context, from, starts, calls } =
             self.progress.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if calls != 1 || starts.len() != self.numbers(from).count() + 1 {
@@ -139,9 +145,9 @@ impl MessageWindow {
         }
         if from == 0 {
             return Some(RenderedTurn {
-                text: rendered,
-                places: MessagePlaces { starts, context },
                 shared: 0,
+                rest: rendered,
+                places: MessagePlaces { starts, context },
             });
         }
         let EarlierTurn { text, places, .. } = earlier?;
@@ -149,17 +155,17 @@ impl MessageWindow {
         let left_out = if self.rule.reads_previous { 1 } else { 0 };
         let new = starts[left_out];
         let before = places.starts[left_out];
-        if new != before || rendered.get(..new)? != text.get(..before)? || starts[0] != places.starts[0] {
+        let is_repeated =
+            new == before && starts[0] == places.starts[0] && text.begins_as(rendered.as_bytes(), before);
+        if !is_repeated || !rendered.is_char_boundary(new) {
             return None;
         }
+        rendered.drain(..new);
         let shared = places.starts[from];
-        let mut whole = String::with_capacity(shared + rendered.len() - new);
-        whole.push_str(text.get(..shared)?);
-        whole.push_str(rendered.get(new..)?);
         let mut all = Vec::with_capacity(self.messages.len() + 1);
         all.extend_from_slice(&places.starts[..from]);
         all.extend(starts[left_out..].iter().map(|start| start - new + shared));
-        Some(RenderedTurn { text: whole, places: MessagePlaces { starts: all, context }, shared })
+        Some(RenderedTurn { shared, rest: rendered, places: MessagePlaces { starts: all, context } })
     }
 }
 

@@ -105,7 +105,7 @@ fn message(role: usize, content: usize) -> Value {
 fn check(template: &str, turns: &[Turn]) -> Vec<usize> {
     let template = ChatTemplate::compile(template, 1_000_000).unwrap();
     let mut messages: Vec<Value> = vec![message(0, 0)];
-    let mut earlier: Option<RenderedTurn> = None;
+    let mut earlier: Option<(TextParts, MessagePlaces)> = None;
     let mut shared = Vec::new();
     for turn in turns {
         messages.truncate(messages.len().saturating_sub(turn.dropped).max(1));
@@ -119,7 +119,7 @@ fn check(template: &str, turns: &[Turn]) -> Vec<usize> {
             variables.push(("tools".to_owned(), value(json!([{ "function": { "name": "f" } }]))));
         }
         let now = TemplateTime::utc(turn.seconds);
-        let before = earlier.as_ref().map(|turn| (turn.text.as_str(), &turn.places, known));
+        let before = earlier.as_ref().map(|(text, places)| (text, places, known));
         let rendered = template.render_turn(&variables, &messages, before, now, [0, 1 << 20]);
         variables.push(("messages".to_owned(), Value::from(messages.clone())));
         let whole = template.render(variables, now, 0, 1 << 20);
@@ -129,9 +129,13 @@ fn check(template: &str, turns: &[Turn]) -> Vec<usize> {
             continue;
         };
         let rendered = rendered.unwrap();
-        assert_eq!(rendered.text, whole, "{messages:?}");
+        let text = match &earlier {
+            Some((text, _)) => text.with_rest(rendered.shared, rendered.rest),
+            None => TextParts::new(rendered.rest),
+        };
+        assert_eq!(text.slice(0..text.len()), whole, "{messages:?}");
         shared.push(rendered.shared);
-        earlier = Some(rendered);
+        earlier = Some((text, rendered.places));
     }
     shared
 }
