@@ -1,11 +1,12 @@
 //! Renders the next turn of a conversation from what was rendered of the turn before.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use minijinja::value::Object;
 use minijinja::{Error, State, Value};
+use parking_lot::Mutex;
 
 use super::message_loop::MessageLoop;
 use crate::shared_parts::TextParts;
@@ -138,8 +139,7 @@ impl MessageWindow {
         mut rendered: String,
         earlier: Option<&EarlierTurn<'_>>,
     ) -> Option<RenderedTurn> {
-        let WindowProgress { context, from, starts, calls } =
-            self.progress.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let WindowProgress { context, from, starts, calls } = self.progress.lock().clone();
         if calls != 1 || starts.len() != self.numbers(from).count() + 1 {
             return None;
         }
@@ -181,7 +181,7 @@ impl Object for MessageWindow {
         let from =
             self.earlier.as_ref().map_or(0, |(earlier, known)| earlier.common_messages(&context).min(*known));
         {
-            let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut progress = self.progress.lock();
             (progress.context, progress.from) = (context, from);
             progress.calls += 1;
         }
@@ -191,7 +191,7 @@ impl Object for MessageWindow {
             let mut numbers = numbers.fuse();
             std::iter::from_fn(move || {
                 let start = window.written.load(Ordering::Relaxed);
-                window.progress.lock().unwrap_or_else(PoisonError::into_inner).starts.push(start);
+                window.progress.lock().starts.push(start);
                 let number = numbers.next()?;
                 let position = LoopPosition { index: number, count: window.messages.len() };
                 Some(Value::from(vec![window.messages[number].clone(), Value::from_object(position)]))
