@@ -14,14 +14,14 @@ use crate::harness::process::MoongateProcess;
 use crate::harness::store_prompts::{BLOCK_TOKENS, objects, predicted_store_tokens_at, prompt};
 
 /// Pages of a prompt, of two objects each.
-const PAGES: u32 = 100;
+pub(crate) const PAGES: u32 = 100;
 /// Keys on one node: a segment of 0.3.13 holds at most 1,048,574 objects of any size.
 const KEYS_PER_NODE: usize = 1_000_000;
 /// Number of prompts whose hits are predicted.
 const PREDICTED_PROMPTS: usize = 20;
 
 /// CPU time of a process.
-fn cpu(id: u32) -> Duration {
+pub(crate) fn cpu(id: u32) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap();
     let (_, fields) = stat.rsplit_once(')').unwrap();
     let ticks = fields.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap());
@@ -29,21 +29,21 @@ fn cpu(id: u32) -> Duration {
 }
 
 /// Resident memory of a process, in MB.
-fn rss(id: u32) -> u64 {
+pub(crate) fn rss(id: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim_end_matches("kB").trim().parse::<u64>().unwrap() * 1024 / 1_000_000
 }
 
 /// Load of the machine: runnable processes, averaged over one and fifteen minutes.
-fn load() -> String {
+pub(crate) fn load() -> String {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap();
     let averages: Vec<&str> = text.split_whitespace().collect();
     format!("machine's load {} to {}", averages[0], averages[2])
 }
 
 /// A number from the environment.
-fn setting(name: &str, default: usize) -> usize {
+pub(crate) fn setting(name: &str, default: usize) -> usize {
     std::env::var(name).map_or(default, |text| text.parse().unwrap())
 }
 
@@ -71,29 +71,33 @@ async fn fill(master: &RealMaster, prompts: usize) -> Vec<RealNode> {
     nodes
 }
 
-/// A gateway that reads the store once.
-async fn read(master: &RealMaster, engines: &TestEngines, index_pages: usize) -> (MoongateProcess, String) {
+/// A gateway that reads the store once. `master`: the process and the admin address of the store's master.
+pub(crate) async fn read(
+    (master, master_admin): (u32, &str),
+    engines: &TestEngines,
+    index_pages: usize,
+) -> (MoongateProcess, String) {
     let mut flags = engines.flags();
-    flags.extend(["--health-interval=0s".to_owned(), format!("--mooncake-admin={}", master.admin)]);
+    flags.extend(["--health-interval=0s".to_owned(), format!("--mooncake-admin={master_admin}")]);
     flags.push(format!("--index-blocks={index_pages}"));
+    let (started, used) = (Instant::now(), cpu(master));
     let (gateway, addresses) = MoongateProcess::gateway(&flags).await;
     let (admin, client) = (format!("http://{}", addresses.admin), harness::client());
-    let (started, before, used, own) =
-        (Instant::now(), rss(gateway.id()), cpu(master.id()), cpu(gateway.id()));
-    let (mut largest, mut masters) = (before, rss(master.id()));
+    let before = rss(gateway.id());
+    let (mut largest, mut masters) = (before, rss(master));
     while metric_at(&client, &admin, "moongate_store_scans_total").await == 0 {
         largest = largest.max(rss(gateway.id()));
-        masters = masters.max(rss(master.id()));
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        masters = masters.max(rss(master));
+        tokio::time::sleep(Duration::from_millis(100)).await;
     }
     println!(
-        "index of {index_pages} pages: read in {:.0?}; {} pages; gateway {before} MB before, {largest} at most, {} after, {:.1?} of CPU; \
+        "index of {index_pages} pages: read in {:.1?}; {} pages; gateway {before} MB before, {largest} at most, {} after, {:.1?} of CPU; \
          master {masters} MB at most, {:.1?} of CPU; {}",
         started.elapsed(),
         metric_at(&client, &admin, "moongate_index_blocks").await,
         rss(gateway.id()),
-        cpu(gateway.id()) - own,
-        cpu(master.id()) - used,
+        cpu(gateway.id()),
+        cpu(master) - used,
         load(),
     );
     (gateway, admin)
@@ -115,10 +119,10 @@ async fn a_large_store_is_read_in_bounded_memory() {
     let model = engines.workers[0].options().model.clone();
     let client = harness::client();
 
-    let (small, admin) = read(&master, &engines, bound).await;
+    let (small, admin) = read((master.id(), &master.admin), &engines, bound).await;
     assert!(metric_at(&client, &admin, "moongate_index_blocks").await <= bound as u64);
     drop(small);
-    let (_large, admin) = read(&master, &engines, pages).await;
+    let (_large, admin) = read((master.id(), &master.admin), &engines, pages).await;
     assert_eq!(metric_at(&client, &admin, "moongate_index_blocks").await, pages as u64);
     // Without the master, the index contains only the keys read before.
     master.kill().await;

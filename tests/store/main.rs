@@ -29,6 +29,7 @@ mod harness {
 mod holder;
 mod index;
 mod kv;
+mod large_list;
 mod large_store;
 mod master;
 mod master_events;

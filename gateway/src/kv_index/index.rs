@@ -104,6 +104,24 @@ impl KvIndex {
         }
     }
 
+    /// Applies a change for each item, a few at a time. `block` returns the block that it changes.
+    pub(crate) fn update_each<T>(
+        &self,
+        items: &[T],
+        block: impl Fn(&T) -> u64,
+        mut change: impl FnMut(&mut KvBlockIndex, &T),
+    ) {
+        for items in items.chunks(READ_BATCH) {
+            let mut blocks = [0; READ_BATCH];
+            blocks.iter_mut().zip(items).for_each(|(target, item)| *target = block(item));
+            // As in `update_blocks`.
+            std::hint::black_box(self.blocks.read().count_known(&blocks[..items.len()]));
+            for items in items.chunks(WRITE_BATCH) {
+                self.update(|index| items.iter().for_each(|item| change(index, item)));
+            }
+        }
+    }
+
     pub(crate) fn size(&self) -> IndexSize {
         self.blocks.read().size()
     }

@@ -14,8 +14,8 @@ use tokio::sync::Mutex;
 use crate::admin::{AdminClient, AdminError, BatchKeyQuery, KeyStream};
 
 /// Maximum number of retries of a failed lookup. It is worth retrying because a new snapshot needs a new key list.
-const MAX_RETRIES: u32 = 5;
-const RETRY_PAUSE: Duration = Duration::from_secs(1);
+pub(crate) const MAX_RETRIES: u32 = 5;
+pub(crate) const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Maximum pause after a request. On a busy machine, requests take long without loading the master. The limit keeps a snapshot of
 /// millions of keys from taking hours, and still leaves the master idle for 98 % of the time.
 const MAX_PAUSE: Duration = Duration::from_millis(100);
@@ -55,19 +55,23 @@ pub struct StoreSnapshotSummary {
     pub unqueryable: u64,
     /// Time for which the master built the key list.
     pub list_time: Duration,
-    /// Sum of the response times of lookups.
+    /// Sum of the response times of lookups, or of batches of a list with locations.
     pub lookup_time: Duration,
+    /// Failed requests that were repeated.
+    pub retries: u32,
     /// Duration of the whole snapshot.
     pub elapsed: Duration,
 }
 
 impl StoreSnapshotSummary {
-    /// The pause before the next snapshot that keeps key lists within their share of the master's time. Lookups are spread
-    /// during the snapshot.
+    /// The pause before the next snapshot that keeps key lists and lookups within their shares of the master's time. Lookups of a
+    /// snapshot are mostly spread over it; those of [`crate::object_list`] are not.
     #[must_use]
-    pub fn list_pause(&self, options: &StoreSnapshotOptions) -> Duration {
-        let before_next = self.list_time + pause_after(self.list_time, options.list_share);
-        before_next.saturating_sub(self.elapsed)
+    pub fn pause_before_next(&self, options: &StoreSnapshotOptions) -> Duration {
+        let lists = self.list_time + pause_after(self.list_time, options.list_share);
+        let lookups = if self.list_time.is_zero() { self.lookup_time } else { Duration::ZERO };
+        let lookups = lookups + pause_after(lookups, options.busy_share);
+        lists.max(lookups).saturating_sub(self.elapsed)
     }
 }
 
@@ -203,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn list_pause_keeps_the_list_within_its_share() {
+    fn pauses_between_snapshots_limit_the_share_of_lists() {
         let seconds = Duration::from_secs;
         let options = StoreSnapshotOptions { list_share: 0.02, ..StoreSnapshotOptions::default() };
         let summary = StoreSnapshotSummary {
@@ -211,10 +215,16 @@ mod tests {
             elapsed: seconds(30),
             ..StoreSnapshotSummary::default()
         };
-        assert_eq!(summary.list_pause(&options), seconds(470));
+        assert_eq!(summary.pause_before_next(&options), seconds(470));
         assert_eq!(
-            StoreSnapshotSummary { elapsed: seconds(501), ..summary }.list_pause(&options),
+            StoreSnapshotSummary { elapsed: seconds(501), ..summary }.pause_before_next(&options),
             Duration::ZERO
         );
+        let with_locations = StoreSnapshotSummary {
+            lookup_time: seconds(4),
+            elapsed: seconds(9),
+            ..StoreSnapshotSummary::default()
+        };
+        assert_eq!(with_locations.pause_before_next(&options), seconds(71));
     }
 }

@@ -25,7 +25,8 @@
 //!   [`MasterCore::snapshot`] emits the whole state in parts. [`encode`] and [`decode`] convert to and from bytes.
 //! - Replay on several threads: [`MasterCore::begin_bulk_replay`], [`MasterCore::replay_lane`], [`MasterCore::end_bulk_replay`].
 //! - Queries: [`MasterCore::segments_detail`], [`MasterCore::space_usage`], [`MasterCore::statistics`],
-//!   [`MasterCore::prefix_statistics`], [`MasterCore::keys`], [`MasterCore::quotas`].
+//!   [`MasterCore::prefix_statistics`], [`MasterCore::keys`], [`MasterCore::readable_objects`],
+//!   [`MasterCore::quotas`].
 //!
 //! From bottom to top: the tables (`object`, `key_store`, `writers`, `segment`, `disk`, `group`, `tenant`, `oldest_entries`, `retention`); `object_table`, which owns them, and `locked_shard`,
 //! through which its entries are changed (`disk_task`, `replica_transfer`, `upsert`, `removal`, `storage_loss`, `evict`); the state

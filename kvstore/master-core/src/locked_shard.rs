@@ -33,6 +33,18 @@ pub struct ObjectCursor {
     pub(crate) slot: u32,
 }
 
+impl ObjectCursor {
+    /// The position with these numbers, from [`Self::numbers`].
+    pub fn from_numbers(shard: u32, slot: u32) -> Self {
+        Self { shard: ShardIndex::new(shard as usize), slot }
+    }
+
+    /// Numbers of the shard and of its slot. They are valid as long as the master exists.
+    pub fn numbers(self) -> (u32, u32) {
+        (u32::try_from(self.shard.get()).unwrap_or(u32::MAX), self.slot)
+    }
+}
+
 /// Fields of an object to be added.
 pub(crate) struct NewObject<'a> {
     pub(crate) key: &'a str,
@@ -161,18 +173,26 @@ impl LockedShard<'_> {
         self.segments.get(replica.segment).is_some_and(|segment| segment.is_restarting())
     }
 
-    /// The replicas for readers, followed by the disk copy. Replicas on restarting nodes are only returned if there are no others.
-    pub(crate) fn readable_replicas(&self, index: EntryIndex) -> Vec<WireReplica<Arc<str>>> {
-        let entry = &self.shard.entries[index];
+    /// The memory replicas for readers. Those on restarting nodes are only returned if there are no others.
+    pub(crate) fn replicas_for_readers<'e>(
+        &'e self,
+        entry: &'e ObjectEntry,
+    ) -> impl Iterator<Item = &'e MemoryReplica> {
         let all_restarting = entry
             .replicas()
             .filter(|replica| self.can_be_read(replica))
             .all(|replica| self.is_restarting(replica));
-        let readable = entry
-            .replicas()
-            .filter(|replica| self.can_be_read(replica) && (all_restarting || !self.is_restarting(replica)));
+        entry.replicas().filter(move |replica| {
+            self.can_be_read(replica) && (all_restarting || !self.is_restarting(replica))
+        })
+    }
+
+    /// The replicas for readers, followed by the disk copy.
+    pub(crate) fn readable_replicas(&self, index: EntryIndex) -> Vec<WireReplica<Arc<str>>> {
+        let entry = &self.shard.entries[index];
         let copy = entry.copy().filter(|copy| copy.disk.is_responsive()).map(DiskCopy::to_descriptor);
-        readable.filter_map(|replica| self.to_descriptor(replica, entry.size)).chain(copy).collect()
+        let memory = self.replicas_for_readers(entry);
+        memory.filter_map(|replica| self.to_descriptor(replica, entry.size)).chain(copy).collect()
     }
 
     pub(crate) fn to_descriptor(&self, replica: &MemoryReplica, size: u64) -> Option<WireReplica<Arc<str>>> {

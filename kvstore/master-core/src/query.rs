@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use mooncake_wire::ErrorCode;
 use mooncake_wire::admin::{SegmentDetail, SegmentsDetail, TenantQuota};
+use mooncake_wire::object_locations::ObjectLocation;
 use mooncake_wire::types::{SegmentStatus, Uuid};
 use moongate_retention::TrialHits;
 
@@ -51,6 +52,34 @@ impl MasterCore {
             if entry.is_complete() {
                 let tenant = self.objects.tenants.get(entry.tenant);
                 each(tenant.as_ref().map_or("", |tenant| &*tenant.name), shard.key(index));
+            }
+        })
+    }
+
+    /// Calls `each` with key and locations, those in memory first, of each object of a tenant that [`Self::peek`] would find. Scans at
+    /// most `limit` entries under one lock, and returns the cursor for the next call, `None` at the end.
+    pub fn readable_objects(
+        &self,
+        tenant: &str,
+        from: ObjectCursor,
+        limit: u32,
+        mut each: impl FnMut(&str, &mut dyn Iterator<Item = ObjectLocation<'_>>),
+    ) -> Option<ObjectCursor> {
+        let tenant = self.objects.tenants.index_of(tenant)?;
+        self.objects.scan(from, limit, |shard, index| {
+            let entry = &shard.entries[index];
+            if entry.tenant != tenant || !entry.is_complete() {
+                return;
+            }
+            let in_memory = shard.replicas_for_readers(entry).filter_map(|replica| {
+                let segment = shard.segments.get(replica.segment)?;
+                Some(ObjectLocation { endpoint: &segment.descriptor.te_endpoint, is_on_disk: false })
+            });
+            let copy = entry.copy().filter(|copy| copy.disk.is_responsive());
+            let on_disk = copy.map(|copy| ObjectLocation { endpoint: &copy.endpoint, is_on_disk: true });
+            let mut locations = in_memory.chain(on_disk).peekable();
+            if locations.peek().is_some() {
+                each(shard.key(index), &mut locations);
             }
         })
     }

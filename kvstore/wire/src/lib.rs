@@ -9,6 +9,7 @@
 //! - [`capability`]: signed permissions for transfers, an extension between Moongate's programs.
 //! - [`intact_ranges`] and [`inventory`]: RPCs between Moongate's nodes and masters.
 //! - [`admin`]: the JSON of the master's admin server.
+//! - [`object_locations`]: readable objects with their locations, from a Moongate master's admin server.
 //!
 //! Mooncake's layouts change with nearly every release, and its version handshake does not identify them. So every value is read and
 //! written in a [`Dialect`]. In memory there is one type per concept, with the fields of the newest release; fields that an older
@@ -24,6 +25,7 @@ pub mod frame;
 pub mod intact_ranges;
 pub mod inventory;
 pub mod key;
+pub mod object_locations;
 pub mod pack;
 pub mod rpc;
 pub mod types;

@@ -8,6 +8,7 @@ use mooncake_wire::admin::{
     AdminSuccess, DescribePromptsRequest, DescribedObjects, HealthResponse, KeyReplicas, KvEventsStatus,
     SegmentsDetail,
 };
+use mooncake_wire::object_locations::{ListPosition, LocationBatch, MAX_BATCH};
 use moongate_runtime::{PeerTls, plain_http_client};
 use reqwest::StatusCode;
 use reqwest::header::CONTENT_TYPE;
@@ -161,6 +162,30 @@ impl AdminClient {
         }
     }
 
+    /// One batch of the list of readable objects of the default tenant, which [`Self::parse_object_locations`] parses. Objects are neither
+    /// leased nor marked as used. `after`: the position in the batch before.
+    ///
+    /// # Errors
+    /// [`AdminError::NotFound`] if the master has no such extension, [`AdminError::Status`] with 410 if the position is another master's or
+    /// from before its restart, and as [`AdminClient::health`].
+    pub async fn object_locations(&self, after: Option<ListPosition>) -> Result<Bytes, AdminError> {
+        let url = self.object_locations_url();
+        let url = after.map_or(url.clone(), |after| format!("{url}?after={after}"));
+        self.fetch_up_to(MAX_BATCH, &url).await
+    }
+
+    /// Parses the response of [`Self::object_locations`].
+    ///
+    /// # Errors
+    /// If the batch is damaged, even if only in part.
+    pub fn parse_object_locations<'b>(&self, bytes: &'b [u8]) -> Result<LocationBatch<'b>, AdminError> {
+        LocationBatch::parse(bytes).map_err(|error| malformed(&self.object_locations_url(), error))
+    }
+
+    fn object_locations_url(&self) -> String {
+        format!("{}/api/v1/object_locations", self.base)
+    }
+
     /// Locates objects of the default tenant without leasing them or marking them as used. `found` is called with the master's
     /// record of each key, in no order, and possibly once for a key that is repeated in `keys`. Returns the number of skipped
     /// keys: empty ones, those with a comma, at which the master splits, and those longer than a URL may be. Masters up to
@@ -195,7 +220,7 @@ impl AdminClient {
         let body = serde_json::to_vec(request).map_err(|error| malformed(&url, error))?;
         let sending = async {
             let request = self.http.post(&url).header(CONTENT_TYPE, "application/json").body(body);
-            self.body(&url, self.checked(&url, request).await?).await
+            self.body(&url, self.checked(&url, request).await?, self.options.max_body).await
         };
         let limit = self.options.timeout;
         let body = tokio::time::timeout(limit, sending)
@@ -244,9 +269,14 @@ impl AdminClient {
 
     /// Fetches a whole body within the time limit.
     async fn fetch(&self, url: &str) -> Result<Bytes, AdminError> {
+        self.fetch_up_to(self.options.max_body, url).await
+    }
+
+    /// As [`Self::fetch`], with a limit of the body in bytes.
+    async fn fetch_up_to(&self, max_body: usize, url: &str) -> Result<Bytes, AdminError> {
         let limit = self.options.timeout;
         for _ in 0..MAX_ATTEMPTS {
-            let reading = async { self.body(url, self.send(url).await?).await };
+            let reading = async { self.body(url, self.send(url).await?, max_body).await };
             // On timeout, dropping the future closes the connection.
             if let Ok(result) = tokio::time::timeout(limit / MAX_ATTEMPTS, reading).await {
                 return result;
@@ -255,13 +285,18 @@ impl AdminClient {
         Err(AdminError::TimedOut { url: shortened(url), limit })
     }
 
-    async fn body(&self, url: &str, mut response: reqwest::Response) -> Result<Bytes, AdminError> {
+    async fn body(
+        &self,
+        url: &str,
+        mut response: reqwest::Response,
+        max_body: usize,
+    ) -> Result<Bytes, AdminError> {
         let mut body = BytesMut::new();
         while let Some(part) =
             response.chunk().await.map_err(|error| failed(url, error, self.options.timeout))?
         {
-            if body.len() + part.len() > self.options.max_body {
-                return Err(malformed(url, AdminResponseError::TooLarge { limit: self.options.max_body }));
+            if body.len() + part.len() > max_body {
+                return Err(malformed(url, AdminResponseError::TooLarge { limit: max_body }));
             }
             body.extend_from_slice(&part);
         }

@@ -5,6 +5,8 @@ use std::str::{FromStr, Utf8Error};
 use std::sync::Arc;
 use std::time::Duration;
 
+use mooncake_wire::object_locations::LocationBatchError;
+
 /// Why a request to the admin server failed. URLs are truncated to 120 characters.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum AdminError {
@@ -58,6 +60,8 @@ pub enum AdminResponseError {
     NotJson(#[source] Arc<serde_json::Error>),
     #[error("{0}")]
     NotUtf8(#[from] Utf8Error),
+    #[error("{0}")]
+    NotALocationBatch(#[from] LocationBatchError),
 }
 
 impl From<serde_json::Error> for AdminResponseError {

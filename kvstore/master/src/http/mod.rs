@@ -8,6 +8,7 @@ mod client_ids;
 mod describe_prompts;
 mod drain;
 mod inspect;
+mod object_locations;
 mod objects;
 mod response;
 mod segments;
@@ -23,7 +24,7 @@ use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{get, post};
-use axum::{Router, routing::MethodRouter};
+use axum::{Extension, Router, routing::MethodRouter};
 use http::StatusCode;
 use mooncake_wire::ErrorCode;
 use parking_lot::Mutex;
@@ -66,6 +67,8 @@ pub fn admin_router(admin: Arc<AdminContext>) -> Router {
         .route("/metrics/summary", with_404(get(status::summary)))
         .route("/kv_events/status", with_404(get(status::kv_events)));
     let quotas = get(tenants::get).put(tenants::put).delete(tenants::delete);
+    // A master's state and its admin server start together.
+    let lister = object_locations::ObjectLister::new();
     let data_routes = Router::new()
         .route("/query_key", with_404(get(objects::query_key)))
         .route("/batch_query_keys", with_404(get(objects::batch_query_keys)))
@@ -83,6 +86,7 @@ pub fn admin_router(admin: Arc<AdminContext>) -> Router {
         .route("/api/v1/peek", with_404(get(inspect::peek).post(inspect::peek_lines)))
         .route("/api/v1/prefixes", with_404(get(inspect::prefixes)))
         .route("/api/v1/snapshot", with_404(get(snapshot::get)))
+        .route("/api/v1/object_locations", with_404(get(object_locations::get)).layer(Extension(lister)))
         .route_layer(from_fn_with_state(Arc::clone(&admin), require_serving));
     status_routes
         .merge(data_routes)

@@ -102,6 +102,11 @@ pub(super) fn json_lines(body: Body) -> Response {
     response(StatusCode::OK, Some(HeaderValue::from_static("application/x-ndjson")), body)
 }
 
+/// A response in a binary format.
+pub(super) fn binary(body: Vec<u8>) -> Response {
+    response(StatusCode::OK, Some(HeaderValue::from_static("application/octet-stream")), body)
+}
+
 /// Mooncake's response to an unknown path or method.
 pub(super) async fn no_such_path(_: Parts) -> Response {
     response(StatusCode::NOT_FOUND, None, "404 Not Found")

@@ -28,10 +28,14 @@ impl BlockKeyHash {
         }
         let mut bytes = [0; Self::MAX_SIZE];
         let targets = bytes.get_mut(..pairs.len())?;
+        // Branches on digits of a hash would be mispredicted half of the time.
+        let mut are_valid = true;
         for (byte, [high, low]) in targets.iter_mut().zip(pairs) {
-            *byte = nibble(*high)? << 4 | nibble(*low)?;
+            let ((high, is_high), (low, is_low)) = (nibble(*high), nibble(*low));
+            *byte = high << 4 | low;
+            are_valid &= is_high & is_low;
         }
-        Some(Self { bytes, size: u8::try_from(pairs.len()).ok()? })
+        are_valid.then_some(Self { bytes, size: u8::try_from(pairs.len()).ok()? })
     }
 
     pub fn as_bytes(&self) -> &[u8] {
@@ -39,12 +43,11 @@ impl BlockKeyHash {
     }
 }
 
-fn nibble(digit: u8) -> Option<u8> {
-    match digit {
-        b'0'..=b'9' => Some(digit - b'0'),
-        b'a'..=b'f' => Some(digit - b'a' + 10),
-        _ => None,
-    }
+/// Value of a lower-case digit, and whether it is one.
+fn nibble(digit: u8) -> (u8, bool) {
+    let (decimal, letter) = (digit.wrapping_sub(b'0'), digit.wrapping_sub(b'a'));
+    let value = if decimal < 10 { decimal } else { letter.wrapping_add(10) & 15 };
+    (value, (decimal < 10) | (letter < 6))
 }
 
 impl From<[u8; 32]> for BlockKeyHash {
@@ -70,5 +73,25 @@ impl fmt::Display for BlockKeyHash {
 impl fmt::Debug for BlockKeyHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_lower_case_hexadecimal_digits_are_a_hash() {
+        for byte in 0..=u8::MAX {
+            let text = format!("{byte:02x}");
+            assert_eq!(BlockKeyHash::from_hex(&text), BlockKeyHash::new(&[byte]), "{text}");
+        }
+        for digit in (0..=u8::MAX).map(char::from).filter(|digit| !matches!(digit, '0'..='9' | 'a'..='f')) {
+            for text in [format!("0{digit}"), format!("{digit}0"), format!("00{digit}f00")] {
+                assert_eq!(BlockKeyHash::from_hex(&text), None, "{text}");
+            }
+        }
+        assert_eq!(BlockKeyHash::from_hex(""), None);
+        assert_eq!(BlockKeyHash::from_hex(&"0".repeat(66)), None);
     }
 }

@@ -280,7 +280,7 @@ impl StoreView {
     }
 
     /// Queries the locations of changed objects, in a loop.
-    async fn query_pending(&self, changes: &StoreChangeQueue) {
+    pub(super) async fn query_pending(&self, changes: &StoreChangeQueue) {
         loop {
             let pending = changes.drain().await;
             // While a master lists its keys, it answers no query for seconds. Changes stay pending.

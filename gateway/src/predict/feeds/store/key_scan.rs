@@ -7,6 +7,7 @@ use futures_util::FutureExt as _;
 use mooncake_wire::admin::KeyReplicas;
 use mooncake_wire::key::ObjectKey;
 use moongate_master_client::admin::AdminError;
+use moongate_master_client::object_list;
 use moongate_master_client::snapshot::{self, StoreSnapshotOptions, StoreSnapshotSummary};
 use moongate_runtime::{Backoff, BackoffPolicy};
 use moongate_scheduler::index::ReconcileSource;
@@ -14,6 +15,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::StoreView;
+use super::object_list::ListedObjectReceiver;
 use crate::fleet::FleetReader;
 use crate::kv_index::StoreKeyNaming;
 
@@ -25,6 +27,8 @@ const SCAN_INTERVAL_WITH_EVENTS: Duration = Duration::from_secs(600);
 /// Pauses after failed scans. A scan starts with a list of all keys, which is expensive.
 const SCAN_BACKOFF: BackoffPolicy =
     BackoffPolicy { initial: Duration::from_secs(1), max: Duration::from_secs(60) };
+/// Pause while no engine's keys are known, which is the case until the first engines have been probed.
+const NAMING_POLL: Duration = Duration::from_millis(100);
 /// How long the first scan waits for the event connection, because changes between the scan and the first event are missed.
 const EVENT_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -46,14 +50,14 @@ impl StoreView {
             loop {
                 let namings = fleet.current().store_namings();
                 if namings.is_empty() {
-                    sleep(SCAN_BACKOFF.initial).await;
+                    sleep(NAMING_POLL).await;
                     continue;
                 }
                 match self.scan(&namings).await {
                     Ok(summary) => {
                         backoff.reset();
                         // A pause that limits the load on the master, whatever happens.
-                        sleep(summary.list_pause(&StoreSnapshotOptions::default())).await;
+                        sleep(summary.pause_before_next(&StoreSnapshotOptions::default())).await;
                     }
                     Err(error) => {
                         tracing::debug!(%error, "cannot scan the store's keys");
@@ -80,11 +84,34 @@ impl StoreView {
         }
     }
 
-    async fn scan(&self, namings: &[StoreKeyNaming]) -> Result<StoreSnapshotSummary, AdminError> {
+    pub(super) async fn scan(&self, namings: &[StoreKeyNaming]) -> Result<StoreSnapshotSummary, AdminError> {
         // Earlier requests for a scan are covered by this one.
         let _requested = self.scan_requested.notified().now_or_never();
         let gaps = self.event_sync.scan_started();
         self.index.update(|blocks| blocks.begin_reconcile(ReconcileSource::Store));
+        let mut receiver = ListedObjectReceiver::new(self, namings);
+        let summary = match object_list::read(&self.admin, &self.update_lock, &mut receiver).await {
+            // A Mooncake master, or an older one of Moongate.
+            Err(AdminError::NotFound { .. }) => {
+                self.key_lookup_logged.call_once(|| {
+                    tracing::info!(
+                        "the store's master does not list locations: its keys are listed and looked up, which takes minutes per million"
+                    );
+                });
+                self.scan_mooncake(namings).await?
+            }
+            result => result?,
+        };
+        self.index.update(|blocks| blocks.end_reconcile(ReconcileSource::Store));
+        self.event_sync.scan_completed(gaps);
+        self.metrics.scans.inc();
+        self.metrics.objects.set(i64::try_from(summary.located).unwrap_or(i64::MAX));
+        tracing::debug!(?summary, "scanned the store's keys");
+        Ok(summary)
+    }
+
+    /// Lists keys and then queries their locations.
+    async fn scan_mooncake(&self, namings: &[StoreKeyNaming]) -> Result<StoreSnapshotSummary, AdminError> {
         let parse_key = |key: &ObjectKey<'_>| namings.iter().find_map(|naming| naming.parse_key(key));
         // A full index is reserved for blocks of requests.
         let wanted = |key: &ObjectKey<'_>| {
@@ -95,14 +122,6 @@ impl StoreView {
                 self.insert(stored, replicas);
             }
         };
-        let summary =
-            snapshot::read(&self.admin, &StoreSnapshotOptions::default(), &self.update_lock, wanted, found)
-                .await?;
-        self.index.update(|blocks| blocks.end_reconcile(ReconcileSource::Store));
-        self.event_sync.scan_completed(gaps);
-        self.metrics.scans.inc();
-        self.metrics.objects.set(i64::try_from(summary.located).unwrap_or(i64::MAX));
-        tracing::debug!(?summary, "scanned the store's keys");
-        Ok(summary)
+        snapshot::read(&self.admin, &StoreSnapshotOptions::default(), &self.update_lock, wanted, found).await
     }
 }

@@ -10,10 +10,11 @@ mod confirm;
 mod events;
 mod key_scan;
 mod nodes;
+mod object_list;
 mod sequence;
 mod status;
 
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use moka::sync::Cache;
 use mooncake_wire::admin::KeyReplicas;
@@ -43,6 +44,8 @@ pub(crate) struct StoreView {
     /// Until when requests skip their query, because the master failed.
     backoff_until: Mutex<Option<Instant>>,
     scan_requested: Notify,
+    /// Whether the log says that the master has no list of locations.
+    key_lookup_logged: Once,
     event_sync: EventSyncTracker,
     /// Held by scans and events from a query until its response is in the index, so that an old response never overwrites a newer
     /// one. Requests do not wait for it: they query a wrong entry again.
@@ -62,6 +65,7 @@ impl StoreView {
             confirmed,
             backoff_until: Mutex::default(),
             scan_requested: Notify::new(),
+            key_lookup_logged: Once::new(),
             event_sync,
             update_lock: tokio::sync::Mutex::default(),
         })

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_wire::admin::KeyReplicas;
+use mooncake_wire::object_locations::ObjectLocation;
 use moongate_master_client::admin::AdminError;
 use moongate_master_client::nodes::{NodeWatcher, StoreNodeEvent};
 use moongate_scheduler::StoreMedium;
@@ -31,6 +32,8 @@ pub(super) struct StoreNodeTable {
     /// Dead nodes that the master still lists, with blocks marked as readable.
     lost: HashSet<String>,
     live: Vec<String>,
+    /// Number of times that all blocks were cleared.
+    clears: u64,
 }
 
 impl StoreNodeTable {
@@ -67,6 +70,21 @@ impl StoreNodeTable {
 
     pub(super) fn host(&self, node: StoreNodeSlot) -> Option<&Arc<str>> {
         self.hosts.get(&node)
+    }
+
+    /// Number of times that all blocks were cleared. Locations that were requested before a clear are out of date after it.
+    pub(super) fn clears(&self) -> u64 {
+        self.clears
+    }
+
+    /// The first location of a list, memory before disks, whose node is alive.
+    pub(super) fn listed_location<'b>(
+        &self,
+        mut locations: impl Iterator<Item = ObjectLocation<'b>>,
+    ) -> Option<(&'b str, StoreMedium)> {
+        let location = locations.find(|location| !self.lost.contains(location.endpoint))?;
+        let medium = if location.is_on_disk { StoreMedium::Nvme } else { StoreMedium::Dram };
+        Some((location.endpoint, medium))
     }
 
     /// Where an object can be read: in memory if a live node has a replica there, else on disk.
@@ -156,7 +174,9 @@ impl StoreView {
 
     /// Clears all blocks, until they are found again.
     pub(super) fn clear(&self) {
-        let known = std::mem::take(&mut self.nodes.lock().by_endpoint);
+        let mut nodes = self.nodes.lock();
+        nodes.clears += 1;
+        let known = std::mem::take(&mut nodes.by_endpoint);
         self.index.update(|blocks| known.into_values().for_each(|node| blocks.remove_store_node(node)));
         self.confirmed.invalidate_all();
     }

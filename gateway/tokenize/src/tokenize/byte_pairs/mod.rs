@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_merges_do_not_give_is_used_only_if_they_are_ignored() {
+    fn tokens_that_merges_do_not_give_need_ignore_merges() {
         for ignore_merges in [false, true] {
             let mut model = json!({ "type": "BPE", "merges": [], "ignore_merges": ignore_merges });
             let (_, library) = changed(&json!({}), &json!({}));

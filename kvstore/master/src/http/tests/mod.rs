@@ -1,3 +1,4 @@
+mod object_locations;
 mod recorded;
 
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use crate::server::{LeadershipStatus, MasterServerOptions};
 
 const SEGMENTS: [&str; 2] = ["127.0.0.1:13102", "127.0.0.1:13681"];
 
-fn admin(core: MasterCoreOptions) -> Arc<AdminContext> {
+pub(super) fn admin(core: MasterCoreOptions) -> Arc<AdminContext> {
     let observer = Arc::new(FactObserver::new(Some(Arc::new(KvEventQueue::new(1 << 16)))));
     let journal = ObservingJournal::new(Arc::new(MemoryJournal::new(1 << 20)), Arc::clone(&observer));
     let server = Arc::new(MasterServer::new(
@@ -32,7 +33,7 @@ fn admin(core: MasterCoreOptions) -> Arc<AdminContext> {
 }
 
 /// Settings whose leases outlast a test.
-fn settings() -> MasterCoreOptions {
+pub(super) fn settings() -> MasterCoreOptions {
     MasterCoreOptions { lease_ttl_ms: 3_600_000, client_ttl_ms: 3_600_000, ..MasterCoreOptions::default() }
 }
 
@@ -197,7 +198,13 @@ async fn standbys_reject_requests_for_data() {
     let admin = admin(settings());
     admin.server.leadership.store(Arc::new(LeadershipStatus::starting()));
     let router = admin_router(Arc::clone(&admin));
-    for path in ["/get_all_keys", "/batch_query_keys?keys=a", "/get_segments_detail", "/api/v1/snapshot"] {
+    for path in [
+        "/get_all_keys",
+        "/batch_query_keys?keys=a",
+        "/get_segments_detail",
+        "/api/v1/snapshot",
+        "/api/v1/object_locations",
+    ] {
         assert_eq!(get_path(&router, path).await.status, "503 Service Unavailable", "{path}");
     }
     for path in ["/health", "/role", "/metrics", "/metrics/summary", "/kv_events/status", "/leader"] {
