@@ -1,6 +1,5 @@
 //! Reading a Moongate master's list of millions of objects: how long a new gateway needs, and what it costs both. It takes gigabytes, so it
 //! is ignored by default; see CONTRIBUTING.md.
-#![expect(clippy::print_stdout, reason = "a measurement reports its numbers")]
 
 use std::time::{Duration, Instant};
 
