@@ -148,7 +148,7 @@ mod tests {
         blocks.iter().flat_map(|number| [key(*number, "k"), key(*number, "v")]).collect()
     }
 
-    /// A master that finds no object when asked for it.
+    /// A master that finds no object by its key.
     #[derive(Default)]
     struct ListingMaster {
         /// Responses to requests for a batch; then it has no list.
