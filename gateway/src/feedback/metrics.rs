@@ -121,7 +121,7 @@ impl GatewayMetrics {
                 Histogram::new(DECIDE_BUCKETS),
             ),
             scheduler_lock_seconds: registry.register(
-                "moongate_scheduler_lock_seconds",
+                "moongate_scheduler_lock_seconds_total",
                 "Time for which the scheduler was locked. All requests share this lock, so near one second per second more gateways are needed",
                 Counter::default(),
             ),
