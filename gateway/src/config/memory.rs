@@ -8,7 +8,7 @@ const FALLBACK_MEMORY_LIMIT: u64 = 2 << 30;
 /// Each default is the memory limit divided by this.
 const DEFAULT_SHARE: u64 = 4;
 /// Largest default for prompts. Text that is not cached costs a millisecond per 100 KiB.
-const MAX_DEFAULT_PROMPT_MEMORY: u64 = 96 << 20;
+const MAX_DEFAULT_PROMPT_MEMORY: u64 = 128 << 20;
 /// Smallest value of either setting.
 const MIN_BYTES: u64 = 1 << 20;
 
@@ -21,8 +21,8 @@ pub struct MemoryOptions {
     pub body_memory: Option<u64>,
 
     /// Memory for tokenizing prompts: a third for the tokens and block hashes of earlier ones, two thirds for prompts being tokenized;
-    /// when that is exhausted, a request is routed without a prediction. Default: a quarter of the memory limit, at most 96 MiB, which
-    /// holds 4.7 million tokens.
+    /// when that is exhausted, a request is routed without a prediction. Default: a quarter of the memory limit, at most 128 MiB, which
+    /// holds about 5 million tokens.
     #[arg(long, value_name = "BYTES", env = "MOONGATE_PROMPT_MEMORY", value_parser = clap::value_parser!(u64).range(MIN_BYTES..))]
     pub prompt_memory: Option<u64>,
 
@@ -77,16 +77,12 @@ mod tests {
         const MIB: u64 = 1 << 20;
         let default = MemoryOptions { body_memory: None, prompt_memory: None, response_store: 0 };
         let shares = default.shares_of(2048 * MIB);
-        let expected = MemoryShares {
-            bodies: 512 * MIB,
-            prompts: 64 * MIB,
-            texts: 18 * MIB,
-            hashes: 6 * MIB,
-            engine_tokens: 8 * MIB,
-        };
-        assert_eq!(shares, expected);
+        assert_eq!(shares.bodies, 512 * MIB);
+        let kept = shares.texts + shares.hashes + shares.engine_tokens;
+        assert_eq!((kept, shares.prompts + kept), (128 * MIB / 3, 128 * MIB));
+        assert_eq!(shares.engine_tokens, kept / 4);
         let large = default.shares_of(64 << 30);
-        assert_eq!((large.bodies, large.prompts), (16 << 30, 64 * MIB));
+        assert_eq!((large.bodies, large.prompts), (16 << 30, shares.prompts));
         let given =
             MemoryOptions { body_memory: Some(7 * MIB), prompt_memory: Some(8 * MIB), response_store: 0 };
         let shares = given.shares_of(64 << 30);
