@@ -60,7 +60,11 @@ impl StoreView {
                         sleep(summary.pause_before_next(&StoreSnapshotOptions::default())).await;
                     }
                     Err(error) => {
-                        tracing::debug!(%error, "cannot scan the store's keys");
+                        if error.is_transient() {
+                            tracing::debug!(%error, "cannot scan the store's keys");
+                        } else {
+                            tracing::warn!(%error, "cannot scan the store's keys; known ones are kept, and the scan is repeated");
+                        }
                         backoff.record_failure();
                         sleep(backoff.pause()).await;
                         continue;
