@@ -14,7 +14,7 @@ use super::hybrid_hits::HybridHits;
 use super::media::{self, MediaCounts, MediaLookup, MediaTokenCache};
 use super::models::ModelTokenizers;
 use super::prediction_query::{HashedGroup, HashedPrompt, HashedQuery, KeyedBlocks, PredictionQuery};
-use super::prompt_threads::{PromptThreads, ReadTooLate};
+use super::prompt_threads::{PromptThreads, ReadTooLate, SHORT_PROMPT_BYTES, read_here};
 use super::prompt_tokens::{PredictionError, PromptExtent, PromptTokens, RequestPrompt, TokenizerChoice};
 use super::reuse_limit::ReuseLimits;
 use super::seen_texts::SeenTexts;
@@ -175,14 +175,15 @@ impl CacheHitPredictor {
             extent: if needs_all { PromptExtent::Complete } else { PromptExtent::AsNeeded },
             seen: self.resources.seen.clone(),
         };
-        let hashed = self.read(body, move || query.hash()).await?;
+        let hashed = self.read(body, may_read_here(body, &query.groups), move || query.hash()).await?;
         Ok(self.look_up(fleet, &hashed).await)
     }
 
-    /// Reads a prompt on one of the threads for that, within the memory for prompts.
+    /// Reads a prompt `here` or on one of the threads for that, within the memory for prompts.
     async fn read<T: Send + 'static>(
         &self,
         body: &[u8],
+        here: bool,
         read: impl FnOnce() -> Result<T, PredictionError> + Send + 'static,
     ) -> Result<T, PredictionError> {
         let reserved = self.resources.memory.reserve(reading_bytes(body));
@@ -192,11 +193,8 @@ impl CacheHitPredictor {
             drop(reserved);
             read
         };
-        self.resources
-            .threads
-            .run(body.len(), read)
-            .await
-            .unwrap_or_else(|ReadTooLate| Err(PredictionError::Late))
+        let result = if here { read_here(read) } else { self.resources.threads.run(body.len(), read).await };
+        result.unwrap_or_else(|ReadTooLate| Err(PredictionError::Late))
     }
 
     /// Finds what each engine has of the prompts.
@@ -308,6 +306,7 @@ impl CacheHitPredictor {
         let groups = self.tokenizers(fleet, prompt, |_| true).await;
         let media = self.media_lookup(fleet, prompt);
         let (api, body) = (prompt.api, prompt.body.clone());
+        let here = may_read_here(&body, &groups);
         let make = move || {
             let mut tokens_by_engine: Vec<(&str, Vec<u32>)> = Vec::new();
             for (group, tokenizer) in groups {
@@ -324,7 +323,7 @@ impl CacheHitPredictor {
             }
             Ok(tokens_by_engine)
         };
-        self.read(prompt.body, make).await
+        self.read(prompt.body, here, make).await
     }
 
     /// The groups of engines that serve the prompt's model, each with its source of tokens. Without a local tokenizer, an engine is queried if
@@ -375,6 +374,15 @@ fn reading_bytes(body: &[u8]) -> usize {
     let values: usize = blocks.iter().map(|block| usize::from(values_in(block))).sum();
     let values = values + usize::from(values_in(rest));
     BYTES_PER_BODY_BYTE * body.len() + BYTES_PER_VALUE * values
+}
+
+/// Whether the connection's thread may read a prompt.
+fn may_read_here(body: &[u8], groups: &[(Arc<EngineGroup>, TokenizerChoice)]) -> bool {
+    body.len() <= SHORT_PROMPT_BYTES
+        && groups.iter().all(|(_, tokenizer)| match tokenizer {
+            TokenizerChoice::Local(tokenizer) => tokenizer.suits_every_thread(),
+            TokenizerChoice::Engine(_) | TokenizerChoice::Unavailable(_) => true,
+        })
 }
 
 /// Why no group has a source of tokens.

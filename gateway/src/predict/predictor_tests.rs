@@ -1,9 +1,11 @@
 //! Predictions for an engine of each kind that has cached a prompt.
 
-use std::sync::Arc;
+use std::pin::pin;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::poll_immediate;
 use mooncake_wire::events::{
     BlockHash, EngineEventFormat, OutgoingBlocks, OutgoingEngineEvent, StorageMedium, encode_engine_batch,
 };
@@ -47,6 +49,7 @@ pub(super) struct OneEngine {
     /// Sends the cache's queries.
     pub(super) runner: Option<(MediaQueryRunner, MediaQueries)>,
     pub(super) predictor: CacheHitPredictor,
+    threads: PromptThreads,
 }
 
 fn instance(engine: EngineKind, url: Option<String>) -> Arc<EngineInstance> {
@@ -108,6 +111,7 @@ impl OneEngine {
             metrics: tokenize,
         };
         let runner = Some((runner, queries));
+        let threads = PromptThreads::start(1, Duration::from_secs(60), &Supervisor::new()).unwrap();
         let predictor = CacheHitPredictor::new(
             index.clone(),
             models.clone(),
@@ -116,14 +120,14 @@ impl OneEngine {
             None,
             PromptResources {
                 prefixes: Arc::new(HashedPrefixes::new(1 << 20)),
-                threads: PromptThreads::start(1, Duration::from_secs(60), &Supervisor::new()).unwrap(),
+                threads: threads.clone(),
                 memory,
                 needs_all_blocks: false,
                 seen: Arc::new(SeenTexts::new()),
             },
         );
         let reader = FleetReader::fixed(fleet);
-        Self { fleet: reader.current(), reader, index, models, media, runner, predictor }
+        Self { fleet: reader.current(), reader, index, models, media, runner, predictor, threads }
     }
 
     fn api(body: &Value) -> InferenceApi {
@@ -310,4 +314,21 @@ async fn last_block_is_left_out_for_engines_that_compute_it_again() {
     assert_eq!(world.hits(&body).await, (80, 48));
     let expected = world.predict(&body).await.unwrap().expected_hits(&world.fleet.members[0]).unwrap();
     assert_eq!((expected.hits.l1_tokens, expected.dropped_tokens), (48, PAGE));
+}
+
+#[tokio::test]
+async fn short_prompts_wait_for_no_thread() {
+    let world = OneEngine::new(EngineKind::Sglang);
+    let (release, released) = mpsc::channel::<()>();
+    let busy = world.threads.run(1, move || released.recv());
+    let predict = async {
+        assert_eq!(world.hits(&json!({ "prompt": tokens(0, 80) })).await, (80, 0));
+        let body = json!({ "prompt": tokens(0, 2000) });
+        let mut long = pin!(world.hits(&body));
+        assert_eq!(poll_immediate(&mut long).await, None);
+        release.send(()).unwrap();
+        assert_eq!(long.await, (2000, 0));
+    };
+    let (ended, ()) = tokio::join!(busy, predict);
+    assert_eq!(ended, Ok(Ok(())));
 }

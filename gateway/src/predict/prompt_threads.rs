@@ -1,7 +1,7 @@
 //! Threads that tokenize and hash prompts.
 //!
-//! The threads of connections do neither: a prompt of a megabyte takes ten milliseconds, in which no stream on its thread would be
-//! relayed.
+//! The threads of connections do that only with short prompts: one of a megabyte takes ten milliseconds, in which no stream on its thread
+//! would be relayed.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -19,9 +19,8 @@ use tokio::time::{Instant, timeout_at};
 /// that short prompts do not wait for long ones, and long ones do not wait forever.
 const AGEING_PER_BYTE: Duration = Duration::from_nanos(100);
 
-/// Prompts of together at most this many bytes are read one after the other before their requests go on. Waking a thread takes longer than
-/// reading one of them.
-const BATCH_BYTES: usize = 4 << 10;
+/// Length of a prompt in bytes up to which reading it takes hardly longer than waking a thread: some 30 µs.
+pub(super) const SHORT_PROMPT_BYTES: usize = 4 << 10;
 
 /// The threads, and what they are to read.
 #[derive(Debug, Clone)]
@@ -30,7 +29,7 @@ pub(crate) struct PromptThreads {
     limit: Duration,
 }
 
-/// A prompt was not read within the time limit, or the gateway is shutting down.
+/// A prompt was not read: its time limit has passed, reading it panicked, or the gateway is shutting down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ReadTooLate;
 
@@ -48,6 +47,19 @@ struct QueuedJob {
 }
 
 type FinishedJob = Box<dyn FnOnce() + Send>;
+
+/// Reads a prompt on this thread, which must not be long.
+pub(super) fn read_here<T>(read: impl FnOnce() -> T) -> Result<T, ReadTooLate> {
+    catch_panic(read).ok_or(ReadTooLate)
+}
+
+fn catch_panic<T>(read: impl FnOnce() -> T) -> Option<T> {
+    let result = catch_unwind(AssertUnwindSafe(read));
+    if result.is_err() {
+        tracing::error!("reading a prompt panicked; its request is routed without a prediction");
+    }
+    result.ok()
+}
 
 impl PromptThreads {
     /// Starts `threads`, which end with the supervisor. A prompt that is not read within `limit` is given up.
@@ -96,13 +108,13 @@ impl PromptThreads {
 }
 
 impl PromptQueue {
-    /// The next prompts to read, and whether there are more.
+    /// The next prompts to read, and whether there are more. Short ones are read one after the other before their requests go on.
     fn take_batch(&self, batch: &mut Vec<QueuedJob>) -> bool {
         let mut jobs = self.jobs.lock();
         let mut bytes: usize = 0;
         while let Some(Reverse(next)) = jobs.peek() {
             bytes = bytes.saturating_add(next.bytes);
-            if bytes > BATCH_BYTES && !batch.is_empty() {
+            if bytes > SHORT_PROMPT_BYTES && !batch.is_empty() {
                 break;
             }
             batch.extend(jobs.pop().map(|Reverse(job)| job));
@@ -123,14 +135,7 @@ impl PromptQueue {
                 self.added.notify_one();
             }
             for job in batch.drain(..) {
-                match catch_unwind(AssertUnwindSafe(job.run)) {
-                    Ok(result) => finished.push(result),
-                    Err(_) => {
-                        tracing::error!(
-                            "reading a prompt panicked; its request is routed without a prediction"
-                        );
-                    }
-                }
+                finished.extend(catch_panic(job.run));
             }
             finished.drain(..).for_each(|pass_on: FinishedJob| pass_on());
         }
@@ -203,6 +208,10 @@ mod tests {
         let patient = PromptThreads { limit: Duration::from_secs(60), ..threads.clone() };
         assert_eq!(patient.run(1, || panic!("a panic on purpose")).await, Err::<(), _>(ReadTooLate));
         assert_eq!(patient.run(1, || 7).await, Ok(7));
+        assert_eq!(
+            (read_here(|| panic!("a panic on purpose")), read_here(|| 7)),
+            (Err::<(), _>(ReadTooLate), Ok(7))
+        );
         assert!(ran.recv().is_err(), "it was not read after its time limit");
     }
 }

@@ -128,6 +128,11 @@ impl PromptTokenizer {
         })
     }
 
+    /// Whether every thread may tokenize short prompts: it takes microseconds, and no memory per thread.
+    pub fn suits_every_thread(&self) -> bool {
+        self.tokenizer.suits_every_thread()
+    }
+
     /// Parses the body of a chat completion; for a later turn of a cached conversation only the new messages.
     ///
     /// # Errors

@@ -79,6 +79,11 @@ impl Tokenizer {
         (&self.before, &self.after)
     }
 
+    /// Whether every thread may tokenize short texts: it takes microseconds, and no memory per thread.
+    pub(crate) fn suits_every_thread(&self) -> bool {
+        matches!(self.encoder, Encoder::BytePairs(_))
+    }
+
     /// Adds a token before texts, unless tokenizer.json already adds one.
     pub(crate) fn set_text_prefix(&mut self, token: &str) -> Result<(), PromptError> {
         if self.before.is_empty() {
@@ -185,7 +190,7 @@ mod tests {
         std::fs::write(folder.path().join("tokenizer.json"), words).unwrap();
         std::fs::write(folder.path().join("tokenizer_config.json"), "{}").unwrap();
         let tokenizer = Tokenizer::load(&ModelFiles::read(folder.path()).unwrap()).unwrap();
-        assert!(matches!(tokenizer.encoder, Encoder::Reference(_)));
+        assert!(matches!(tokenizer.encoder, Encoder::Reference(_)) && !tokenizer.suits_every_thread());
         assert_eq!(tokenizer.encode("b a x").unwrap(), [1, 0, 2]);
         std::fs::write(folder.path().join("tokenizer.json"), r#"{"model":{"type":"Unheard"}}"#).unwrap();
         let problem = Tokenizer::load(&ModelFiles::read(folder.path()).unwrap()).err().unwrap().to_string();
@@ -200,7 +205,7 @@ mod tests {
         ) {
             static ALL: LazyLock<[Tokenizer; 3]> = LazyLock::new(|| {
                 let own = Tokenizer::load(&small()).unwrap();
-                assert!(matches!(own.encoder, Encoder::BytePairs(_)));
+                assert!(matches!(own.encoder, Encoder::BytePairs(_)) && own.suits_every_thread());
                 let other = |encoder| Tokenizer::with_special_tokens(encoder, &small()).unwrap();
                 let path = small().tokenizer;
                 [own, other(fast(&path).unwrap()), other(reference(&path, &small()).unwrap())]
