@@ -1,6 +1,7 @@
 //! Prompts that were sent and whose blocks the engines' caches do not report yet: later prompts with the same prefix
 //! will find them on the same engine, because an engine computes prompts in order.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -31,12 +32,16 @@ pub(crate) struct PendingPrompts {
 /// Prompts with a common first block, sorted so that those with the longest common prefix are next to each other.
 #[derive(Debug, Default)]
 struct PromptFamily {
-    by_blocks: BTreeSet<(Arc<[u64]>, AttemptId)>,
+    by_blocks: BTreeSet<(PrefixKeys, AttemptId)>,
     /// Prompts of which only the beginning may have been tokenized, by the keys of their beginnings.
-    by_text: BTreeSet<(Arc<[u64]>, AttemptId)>,
+    by_text: BTreeSet<(PrefixKeys, AttemptId)>,
     /// Number of these prompts by engine.
     engines: BTreeMap<InstanceIndex, usize>,
 }
+
+/// Keys of a prompt's beginnings, each of which covers those before it. Lexicographically ordered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct PrefixKeys(Arc<[u64]>);
 
 #[derive(Debug)]
 struct PendingPrompt {
@@ -60,9 +65,9 @@ impl PendingPrompts {
     fn insert(&mut self, attempt: AttemptId, prompt: PendingPrompt) {
         let Some(&first) = prompt.pages.first() else { return };
         let family = self.families.entry(first).or_default();
-        family.by_blocks.insert((prompt.pages.clone(), attempt));
+        family.by_blocks.insert((PrefixKeys(prompt.pages.clone()), attempt));
         if !prompt.texts.is_empty() {
-            family.by_text.insert((prompt.texts.clone(), attempt));
+            family.by_text.insert((PrefixKeys(prompt.texts.clone()), attempt));
         }
         *family.engines.entry(prompt.engine).or_default() += 1;
         self.prompts.insert(attempt, prompt);
@@ -72,8 +77,8 @@ impl PendingPrompts {
         let Some(prompt) = self.prompts.remove(&attempt) else { return };
         let Some(first) = prompt.pages.first() else { return };
         let Some(family) = self.families.get_mut(first) else { return };
-        family.by_blocks.remove(&(prompt.pages.clone(), attempt));
-        family.by_text.remove(&(prompt.texts.clone(), attempt));
+        family.by_blocks.remove(&(PrefixKeys(prompt.pages.clone()), attempt));
+        family.by_text.remove(&(PrefixKeys(prompt.texts.clone()), attempt));
         if let Some(count) = family.engines.get_mut(&prompt.engine) {
             *count -= 1;
             if *count == 0 {
@@ -148,7 +153,7 @@ impl PendingPrompts {
         self.visit_nearest(
             family,
             &family.by_blocks,
-            &prediction.pages,
+            PrefixKeys(prediction.pages.clone()),
             |blocks| block_tokens(blocks) > least,
             &mut add,
         );
@@ -159,8 +164,8 @@ impl PendingPrompts {
                 .map_or(0, |text| text.tokens)
         };
         if !family.by_text.is_empty() {
-            let keys = text_keys(&prediction.text_prefixes);
-            self.visit_nearest(family, &family.by_text, &keys, |texts| text_tokens(texts) > least, &mut add);
+            let keys = PrefixKeys(text_keys(&prediction.text_prefixes));
+            self.visit_nearest(family, &family.by_text, keys, |texts| text_tokens(texts) > least, &mut add);
         }
         changed
     }
@@ -170,16 +175,14 @@ impl PendingPrompts {
     fn visit_nearest(
         &self,
         family: &PromptFamily,
-        sorted: &BTreeSet<(Arc<[u64]>, AttemptId)>,
-        keys: &Arc<[u64]>,
+        sorted: &BTreeSet<(PrefixKeys, AttemptId)>,
+        keys: PrefixKeys,
         is_enough: impl Fn(usize) -> bool,
         mut visit: impl FnMut(&PendingPrompt),
     ) {
-        let start = (keys.clone(), AttemptId(0));
-        let with_common = |(others, attempt): &(Arc<[u64]>, AttemptId)| {
-            let common = common_prefix(keys.len().min(others.len()), |key| keys[key] == others[key]);
-            (common, *attempt)
-        };
+        let start = (keys, AttemptId(0));
+        let with_common =
+            |(others, attempt): &(PrefixKeys, AttemptId)| (start.0.common_prefix(others), *attempt);
         let mut before = sorted.range(..&start).rev().map(with_common).peekable();
         let mut after = sorted.range(&start..).map(with_common).peekable();
         let mut visited: BTreeSet<InstanceIndex> = BTreeSet::new();
@@ -200,6 +203,27 @@ impl PendingPrompts {
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.prompts.is_empty() && self.families.is_empty()
+    }
+}
+
+impl PrefixKeys {
+    /// Number of keys that both start with.
+    fn common_prefix(&self, PrefixKeys(others): &PrefixKeys) -> usize {
+        let PrefixKeys(own) = self;
+        common_prefix(own.len().min(others.len()), |key| own[key] == others[key])
+    }
+}
+
+impl Ord for PrefixKeys {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let common = self.common_prefix(other);
+        self.0.get(common).cmp(&other.0.get(common))
+    }
+}
+
+impl PartialOrd for PrefixKeys {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
     }
 }
 
