@@ -86,6 +86,7 @@ fn main() -> ExitCode {
     match cli.command {
         MoongateSubcommand::Gateway(command) => {
             let logs = command.logs.clone();
+            disable_huge_pages();
             run(&logs, |supervisor| gateway::run(*command, supervisor))
         }
         MoongateSubcommand::Operator(command) => {
@@ -124,6 +125,7 @@ fn main() -> ExitCode {
         }
         MoongateSubcommand::Sidecar(command) => {
             let logs = command.logs.clone();
+            disable_huge_pages();
             run(&logs, |supervisor| sidecar::run(*command, supervisor))
         }
         MoongateSubcommand::Doctor(command) => {

@@ -323,8 +323,8 @@ impl AdmissionQueue {
     fn update<R>(self: &Arc<Self>, change: impl FnOnce(&mut AdmissionState, f64) -> R) -> R {
         let (result, deliveries, moved) = {
             let mut state = self.state.lock();
-            let locked = std::time::Instant::now();
-            let now = self.clock.now();
+            let locked = Instant::now();
+            let now = self.clock.seconds_at(locked);
             let before = state.scheduler.next_poll_at();
             state.sync_fleet(now, self.fleet.current());
             let result = change(&mut state, now);

@@ -21,9 +21,9 @@ impl SchedulerClock {
         Self { start: Instant::now(), started_at, scale }
     }
 
-    /// Current time in the scheduler's seconds.
-    pub(super) fn now(&self) -> f64 {
-        self.started_at + self.start.elapsed().as_secs_f64() * self.scale
+    /// An instant in the scheduler's seconds.
+    pub(super) fn seconds_at(&self, instant: Instant) -> f64 {
+        self.started_at + instant.duration_since(self.start).as_secs_f64() * self.scale
     }
 
     /// Converts scheduler seconds to a wall-clock duration; 0 for negative or non-finite values.
@@ -50,9 +50,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_wake_up_instant_matches_the_clock() {
         let clock = SchedulerClock::start(20.0);
-        let time = clock.now() + 3.0;
+        let time = clock.seconds_at(Instant::now()) + 3.0;
         tokio::time::sleep_until(clock.instant_at(time).unwrap()).await;
-        assert!((clock.now() - time).abs() < 0.05, "{}", clock.now());
+        let now = clock.seconds_at(Instant::now());
+        assert!((now - time).abs() < 0.05, "{now}");
         assert_eq!(clock.instant_at(f64::INFINITY), None);
     }
 }

@@ -55,6 +55,7 @@ async fn unfinished_bodies_stay_within_their_memory_and_streams_go_on() {
     let mut stream = client().post(&url).body(request).send().await.unwrap().bytes_stream();
     stream.next().await.unwrap().unwrap();
     let before = memory(gateway.id(), "VmRSS");
+    assert_eq!(memory(gateway.id(), "THP_enabled"), 0, "a small heap would leave most of huge pages unused");
 
     // All together would need 400 MiB. At most two fit: only the bytes of bodies count, not the copies in buffers.
     let clients = join_all((0..CLIENTS).map(|_| half_sent(address, 8 * MIB, 5 * MIB))).await;
