@@ -50,6 +50,51 @@ pub(crate) fn send(socket: BorrowedFd<'_>, span: MappedSpan<'_>, more: SendMode)
     }
 }
 
+/// The number of bytes that must have arrived before the kernel wakes a thread that waits on a socket (`SO_RCVLOWAT`). Reset to one on
+/// drop.
+#[derive(Debug)]
+pub(crate) struct LowWaterMark<'a> {
+    socket: BorrowedFd<'a>,
+    bytes: u64,
+}
+
+impl<'a> LowWaterMark<'a> {
+    /// A socket with the default of one byte.
+    pub(crate) fn new(socket: BorrowedFd<'a>) -> Self {
+        Self { socket, bytes: 1 }
+    }
+
+    pub(crate) fn set(&mut self, bytes: u64) -> io::Result<()> {
+        if bytes == self.bytes {
+            return Ok(());
+        }
+        let value = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+        let length = size_of_val(&value) as libc::socklen_t;
+        // SAFETY: the pointer is to an integer of this length that lives until the call returns, and the kernel only reads it.
+        let set = unsafe {
+            libc::setsockopt(
+                self.socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_RCVLOWAT,
+                std::ptr::from_ref(&value).cast(),
+                length,
+            )
+        };
+        if set != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        self.bytes = bytes;
+        Ok(())
+    }
+}
+
+impl Drop for LowWaterMark<'_> {
+    fn drop(&mut self) {
+        // A socket that refuses this is broken, which its next use reports.
+        let _ = self.set(1);
+    }
+}
+
 fn interrupted_or(problem: io::Error) -> io::Result<()> {
     if problem.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(problem) }
 }

@@ -121,17 +121,67 @@ fn sockets_write_to_and_read_from_the_mapping() {
 }
 
 #[test]
+fn bytes_after_a_large_body_are_received_one_by_one() {
+    let region = Arc::new(MappedRegion::anonymous(2 * MIB, PageMode::Normal).unwrap());
+    for checked in [false, true] {
+        let (mut near, far) = pair();
+        far.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let region = Arc::clone(&region);
+        let node = thread::spawn(move || {
+            if checked {
+                region.receive_exact_crc(&far, 0, MIB).unwrap();
+            } else {
+                region.receive_exact(&far, 0, MIB).unwrap();
+            }
+            assert_eq!(region.receive(&far, MIB, 10).unwrap(), 1);
+        });
+        near.write_all(&pattern(MIB as usize)).unwrap();
+        thread::sleep(Duration::from_millis(50));
+        near.write_all(&[9]).unwrap();
+        node.join().unwrap();
+    }
+}
+
+/// Around the length from which a receiving thread sleeps until many bytes have arrived.
+#[test]
+fn bodies_may_arrive_in_small_pieces() {
+    let region = Arc::new(MappedRegion::anonymous(2 * MIB, PageMode::Normal).unwrap());
+    for len in [MIB / 2 - 1, MIB / 2, MIB / 2 + 1, MIB + 5] {
+        let (mut near, far) = pair();
+        far.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let sent = pattern(usize::try_from(len).unwrap());
+        let node = thread::spawn({
+            let region = Arc::clone(&region);
+            move || region.receive_exact_crc(&far, 3, len).unwrap()
+        });
+        for piece in sent.chunks(100 << 10) {
+            near.write_all(piece).unwrap();
+            thread::sleep(Duration::from_millis(2));
+        }
+        assert_eq!(node.join().unwrap(), Crc32c::of(&sent), "{len} bytes");
+    }
+}
+
+#[test]
 fn slow_and_closed_peers_return_different_errors() {
-    let region = MappedRegion::anonymous(MIB, PageMode::Normal).unwrap();
-    let (mut near, far) = pair();
-    near.write_all(&[7; 1000]).unwrap();
-    far.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
-    let slow = region.receive_exact(&far, 0, 2000).unwrap_err();
-    assert_eq!(slow.kind(), std::io::ErrorKind::WouldBlock);
-    assert_eq!(bytes(&region, 0, 1000), [7; 1000], "received bytes are stored");
-    drop(near);
-    let closed = region.receive_exact_crc(&far, 0, 2000).unwrap_err();
-    assert_eq!(closed.kind(), std::io::ErrorKind::UnexpectedEof);
+    for (sent, expected) in [(1000, 2000), (700 << 10, MIB), (100 << 10, MIB)] {
+        let region = MappedRegion::anonymous(MIB, PageMode::Normal).unwrap();
+        let (mut near, far) = pair();
+        near.write_all(&vec![7; sent]).unwrap();
+        far.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        let slow = region.receive_exact(&far, 0, expected).unwrap_err();
+        assert_eq!(slow.kind(), std::io::ErrorKind::WouldBlock);
+        assert_eq!(bytes(&region, 0, sent), vec![7; sent], "received bytes are stored");
+        // A thread that sleeps until more has arrived is woken by the end, too.
+        far.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let close = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(20));
+            drop(near);
+        });
+        let closed = region.receive_exact_crc(&far, 0, expected).unwrap_err();
+        assert_eq!(closed.kind(), std::io::ErrorKind::UnexpectedEof);
+        close.join().unwrap();
+    }
 }
 
 #[test]
