@@ -34,7 +34,7 @@ const SLEEP: Duration = Duration::from_secs(8);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_key_is_lost_when_leaders_are_killed_or_stopped() {
-    if !mooncake::has(mooncake::NEWEST).await {
+    if !mooncake::has(mooncake::NEWEST_WITHOUT_CUDA).await {
         return;
     }
     let _alone = ONE_AT_A_TIME.lock().await;
@@ -106,7 +106,7 @@ async fn nodes_and_tools_of_this_project_follow_the_leader() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn all_are_killed_at_once_and_no_key_is_lost() {
-    if !mooncake::has(mooncake::NEWEST).await {
+    if !mooncake::has(mooncake::NEWEST_WITHOUT_CUDA).await {
         return;
     }
     let _alone = ONE_AT_A_TIME.lock().await;
@@ -148,7 +148,7 @@ async fn all_are_killed_at_once_and_no_key_is_lost() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn leaders_are_cut_off_and_no_key_is_lost() {
-    if !mooncake::has(mooncake::NEWEST).await {
+    if !mooncake::has(mooncake::NEWEST_WITHOUT_CUDA).await {
         return;
     }
     let _alone = ONE_AT_A_TIME.lock().await;
@@ -200,7 +200,7 @@ async fn leaders_are_cut_off_and_no_key_is_lost() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn leaders_by_a_lease_die_and_sleep_and_no_key_is_lost() {
-    if !mooncake::has(mooncake::NEWEST).await {
+    if !mooncake::has(mooncake::NEWEST_WITHOUT_CUDA).await {
         return;
     }
     let _alone = ONE_AT_A_TIME.lock().await;
@@ -249,7 +249,7 @@ async fn leaders_by_a_lease_die_and_sleep_and_no_key_is_lost() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leader_dies_where_all_is_encrypted() {
-    if !mooncake::has(mooncake::NEWEST).await {
+    if !mooncake::has(mooncake::NEWEST_WITHOUT_CUDA).await {
         return;
     }
     let _alone = ONE_AT_A_TIME.lock().await;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST, RealNode};
+use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST_WITHOUT_CUDA, RealNode};
 
 use crate::cluster::HaCluster;
 
@@ -22,7 +22,8 @@ impl MooncakeWriter {
     pub(crate) async fn start(cluster: &HaCluster) -> Self {
         // Else a client waits 30 s for a master that sleeps.
         let variables = [("MC_RPC_TIMEOUT_MS", "1000")];
-        let node = RealNode::start_with(NEWEST, &cluster.entry(), HANDSHAKE, 64, &variables).await;
+        let node =
+            RealNode::start_with(NEWEST_WITHOUT_CUDA, &cluster.entry(), HANDSHAKE, 64, &variables).await;
         Self { node, next: 0, acknowledged: Vec::new() }
     }
 

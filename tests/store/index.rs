@@ -12,7 +12,7 @@ use crate::harness::store_prompts::{
     predicted_store_tokens, prompt, wait_for_drop_to, wait_for_growth_to, wait_for_metric,
 };
 use moongate_store_testkit::LIMIT;
-use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST, RealMaster, RealNode};
+use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST_WITHOUT_CUDA, RealMaster, RealNode};
 
 /// All keys that the master lists.
 async fn listed(master: &RealMaster) -> BTreeSet<String> {
@@ -33,7 +33,7 @@ fn loadable(prompt: &[u32], readable: &BTreeSet<String>) -> u64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pages_count_when_all_their_objects_exist() {
-    let master = RealMaster::start(NEWEST).await;
+    let master = RealMaster::start(NEWEST_WITHOUT_CUDA).await;
     let mut node = RealNode::start(&master, HANDSHAKE, 32).await;
     let world = harness::store_prompts::start_fleet_with_store(&master.admin, &[]).await;
     let prompt = prompt(1, 10);
@@ -54,7 +54,7 @@ async fn pages_count_when_all_their_objects_exist() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fetch_from_the_same_host_counts_as_near() {
-    let master = RealMaster::start(NEWEST).await;
+    let master = RealMaster::start(NEWEST_WITHOUT_CUDA).await;
     let mut node = RealNode::start(&master, HANDSHAKE, 32).await;
     let prompt = prompt(1, 10);
     assert_eq!(node.fill(&objects(&prompt).concat(), SMALL_OBJECT_BYTES).await, 0);
@@ -72,7 +72,7 @@ async fn a_fetch_from_the_same_host_counts_as_near() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_removed_page_ends_the_run() {
-    let master = RealMaster::start(NEWEST).await;
+    let master = RealMaster::start(NEWEST_WITHOUT_CUDA).await;
     let mut node = RealNode::start(&master, HANDSHAKE, 32).await;
     let world = harness::store_prompts::start_fleet_with_store(&master.admin, &[]).await;
     let prompt = prompt(1, 10);
@@ -94,7 +94,7 @@ async fn evicted_pages_do_not_count() {
     const PROMPTS: u32 = 80;
     const USED: u32 = 30;
     let size = 64 << 10;
-    let master = RealMaster::start(NEWEST).await;
+    let master = RealMaster::start(NEWEST_WITHOUT_CUDA).await;
     // Capacity for 1,024 objects; the prompts have 1,280.
     let mut node = RealNode::start(&master, HANDSHAKE, 64).await;
     let world = harness::store_prompts::start_fleet_with_store(&master.admin, &[]).await;
@@ -134,7 +134,7 @@ async fn evicted_pages_do_not_count() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pages_of_a_killed_node_stop_counting_within_a_second() {
-    let master = RealMaster::start(NEWEST).await;
+    let master = RealMaster::start(NEWEST_WITHOUT_CUDA).await;
     let mut doomed = RealNode::start(&master, HANDSHAKE, 32).await;
     let mut other = RealNode::start(&master, HANDSHAKE, 32).await;
     let world = harness::store_prompts::start_fleet_with_store(&master.admin, &[]).await;
@@ -172,7 +172,7 @@ async fn pages_of_a_killed_node_stop_counting_within_a_second() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restarted_master_has_no_keys() {
-    let mut master = RealMaster::start(NEWEST).await;
+    let mut master = RealMaster::start(NEWEST_WITHOUT_CUDA).await;
     let mut node = RealNode::start(&master, HANDSHAKE, 32).await;
     let world = harness::store_prompts::start_fleet_with_store(&master.admin, &[]).await;
     let prompt = prompt(1, 10);
@@ -195,7 +195,7 @@ async fn a_restarted_master_has_no_keys() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gateway_that_starts_later_reads_what_is_there() {
-    let master = RealMaster::start(NEWEST).await;
+    let master = RealMaster::start(NEWEST_WITHOUT_CUDA).await;
     let mut node = RealNode::start(&master, HANDSHAKE, 32).await;
     let first = harness::store_prompts::start_fleet_with_store(&master.admin, &[]).await;
     let prompts: Vec<Vec<u32>> = (0..50).map(|number| prompt(number, number % 20 + 1)).collect();
@@ -221,7 +221,7 @@ async fn a_gateway_that_starts_later_reads_what_is_there() {
 #[tokio::test(flavor = "multi_thread")]
 async fn store_larger_than_the_index_keeps_requested_blocks() {
     const BOUND: u64 = 1_000;
-    let master = RealMaster::start(NEWEST).await;
+    let master = RealMaster::start(NEWEST_WITHOUT_CUDA).await;
     let mut node = RealNode::start(&master, HANDSHAKE, 64).await;
     let cold: Vec<String> = (0..500).flat_map(|number| objects(&prompt(number, 10)).concat()).collect();
     assert_eq!((node.fill(&cold, SMALL_OBJECT_BYTES).await, cold.len()), (0, 10_000));

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Output, Stdio};
 
 use moongate_store_testkit::LIMIT;
-use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST, RealMaster, RealNode};
+use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST_WITHOUT_CUDA, RealMaster, RealNode};
 use moongate_testkit::free_port;
 use serde_json::Value;
 use tokio::io::AsyncWriteExt as _;
@@ -18,7 +18,7 @@ struct KvFixture {
 
 impl KvFixture {
     async fn new() -> (Self, std::path::PathBuf) {
-        let master = RealMaster::start(NEWEST).await;
+        let master = RealMaster::start(NEWEST_WITHOUT_CUDA).await;
         let node = RealNode::start(&master, HANDSHAKE, 64).await;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().to_owned();

@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use moongate_loadtest::engine::SimEngineOptions;
-use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST, RealMaster, RealNode};
+use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST_WITHOUT_CUDA, RealMaster, RealNode};
 
 use crate::harness;
 use crate::harness::fleet::{TestEngines, TestFleetBuilder};
@@ -110,7 +110,7 @@ async fn a_large_store_is_read_in_bounded_memory() {
     let bound = setting("MOONGATE_STORE_INDEX_PAGES", 100_000);
     let pages = prompts * PAGES as usize;
     assert!(bound < pages, "the second index is to be too small");
-    let mut master = RealMaster::start(NEWEST).await;
+    let mut master = RealMaster::start(NEWEST_WITHOUT_CUDA).await;
     let _nodes = fill(&master, prompts).await;
     let fleet = TestFleetBuilder::sglang()
         .plain(1)

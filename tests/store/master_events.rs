@@ -9,7 +9,7 @@ use moongate_master::RunningMaster;
 use moongate_master::flags::{self, MasterInvocation};
 use moongate_runtime::Supervisor;
 use moongate_store_testkit::LIMIT;
-use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST, RealNode};
+use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST_WITHOUT_CUDA, RealNode};
 
 /// A master that publishes events.
 async fn master(supervisor: &Supervisor) -> RunningMaster {
@@ -35,7 +35,8 @@ async fn stored_and_removed_pages_are_tracked() {
     let master = master(&supervisor).await;
     let faces = master.service_addresses();
     let events = format!("--mooncake-events=tcp://{}", faces.events.expect("they are published"));
-    let mut node = RealNode::start_of(NEWEST, &master.rpc_address().to_string(), HANDSHAKE, 64).await;
+    let mut node =
+        RealNode::start_of(NEWEST_WITHOUT_CUDA, &master.rpc_address().to_string(), HANDSHAKE, 64).await;
     let world = harness::store_prompts::start_fleet_with_store(&faces.admin.to_string(), &[&events]).await;
     wait_for_metric(&world, "moongate_store_events_in_sync", |current| current == 1).await;
     wait_for_metric(&world, "moongate_store_nodes", |nodes| nodes == 1).await;

@@ -15,7 +15,7 @@ use moongate_store_client::{
 };
 use moongate_store_node::{NodeArgs, NodeConfig, RunningNode};
 use moongate_store_testkit::LIMIT;
-use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST, RealMaster, RealNode};
+use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST_WITHOUT_CUDA, RealMaster, RealNode};
 use moongate_store_testkit::test_master;
 use parking_lot::Mutex;
 
@@ -58,7 +58,9 @@ enum MatrixMaster {
 impl MatrixMaster {
     async fn start(which: MasterImplementation) -> Self {
         match which {
-            MasterImplementation::Mooncake => Self::Mooncake(Box::new(RealMaster::start(NEWEST).await)),
+            MasterImplementation::Mooncake => {
+                Self::Mooncake(Box::new(RealMaster::start(NEWEST_WITHOUT_CUDA).await))
+            }
             MasterImplementation::Moongate => Self::Moongate(Box::new(test_master::start_master())),
         }
     }
@@ -86,9 +88,9 @@ impl MatrixNode {
         supervisor: &Supervisor,
     ) -> Self {
         match which {
-            NodeImplementation::Mooncake => {
-                Self::Mooncake(Box::new(RealNode::start_with(NEWEST, master, metadata, 256, variables).await))
-            }
+            NodeImplementation::Mooncake => Self::Mooncake(Box::new(
+                RealNode::start_with(NEWEST_WITHOUT_CUDA, master, metadata, 256, variables).await,
+            )),
             NodeImplementation::Moongate => {
                 let flags = NodeArgs::parse_from(["moongate store", "--port=0", "--listen=127.0.0.1"]);
                 let value = |key: &str| match key {
@@ -209,7 +211,7 @@ async fn check(
         KvClientOptions { metadata: metadata_of_ours, newest_protocol, ..KvClientOptions::default() };
     let client = KvClient::new(&master.rpc(), options, &supervisor).unwrap();
     // A node's own process reads its memory without the data plane, so another process reads and writes.
-    let mut theirs = RealNode::start_with(NEWEST, &master.rpc(), &metadata, 0, &variables).await;
+    let mut theirs = RealNode::start_with(NEWEST_WITHOUT_CUDA, &master.rpc(), &metadata, 0, &variables).await;
     both_ways(&client, &mut theirs, plane, &what).await;
     node.stop().await;
 }

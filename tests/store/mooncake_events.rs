@@ -19,7 +19,7 @@ use mooncake_wire::events::mooncake::{
 };
 use moongate_runtime::Supervisor;
 use moongate_store_testkit::LIMIT;
-use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST, RealMaster, RealNode};
+use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST_WITHOUT_CUDA, RealMaster, RealNode};
 use moongate_zmtp::{ZmtpEndpoint, ZmtpMessage, ZmtpOptions, ZmtpPublisher};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -190,7 +190,7 @@ struct StoreEventsFixture {
 
 impl StoreEventsFixture {
     async fn start() -> Self {
-        let master = RealMaster::start(NEWEST).await;
+        let master = RealMaster::start(NEWEST_WITHOUT_CUDA).await;
         let node = RealNode::start(&master, HANDSHAKE, 64).await;
         let front = MasterAdminProxy::start(&master).await;
         let events = TestEventSocket::start(&front).await;

@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use crate::harness::polling::poll_until;
 use moongate_store_testkit::LIMIT;
-use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST, RealMaster, RealNode};
+use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST_WITHOUT_CUDA, RealMaster, RealNode};
 use moongate_testkit::free_port;
 use tokio::process::{Child, Command};
 
@@ -48,7 +48,7 @@ async fn objects_survive_their_node() {
     let socket = folder.path().join("holder");
     let _holder = moongate(&["store-holder", "--socket", socket.to_str().unwrap()]).spawn().unwrap();
     poll_until("the holder is there", async || socket.exists()).await;
-    let (master, port) = (RealMaster::start(NEWEST).await, free_port());
+    let (master, port) = (RealMaster::start(NEWEST_WITHOUT_CUDA).await, free_port());
     let node = StoreNodeProcess::start(&master, &socket, port).await;
     let mut client = RealNode::start(&master, HANDSHAKE, 0).await;
     let keys: Vec<String> = (0..30).map(|number| format!("object-{number}")).collect();

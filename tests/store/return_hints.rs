@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::harness::fleet::TestFleet;
 use crate::harness::store_prompts::{objects, prompt, start_fleet_with_store, wait_for_metric};
-use moongate_store_testkit::mooncake::{NEWEST, RealMaster};
+use moongate_store_testkit::mooncake::{NEWEST_WITHOUT_CUDA, RealMaster};
 use moongate_store_testkit::test_master::start_http_master;
 
 async fn complete(world: &TestFleet, prompt: &[u32], hint: Option<&str>) -> reqwest::Response {
@@ -82,6 +82,7 @@ async fn a_report_names_the_objects_of_its_prompt() {
         te_endpoint: "127.0.0.1:1",
         protocol: "tcp",
         host_id: "",
+        locality: None,
     };
     core.mount(now_ms, &segment, id, &mut changes).unwrap();
     let context = CallContext { now_ms, client: id, tenant: DEFAULT_TENANT };
@@ -101,7 +102,7 @@ async fn a_report_names_the_objects_of_its_prompt() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn masters_without_the_extension_get_no_further_reports() {
-    let master = RealMaster::start(NEWEST).await;
+    let master = RealMaster::start(NEWEST_WITHOUT_CUDA).await;
     let world = start_fleet_with_store(&master.admin, &[]).await;
     for number in 0..3 {
         assert_eq!(complete(&world, &prompt(number, 10), Some("never")).await.status(), 200);

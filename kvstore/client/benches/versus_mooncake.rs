@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use moongate_runtime::Supervisor;
 use moongate_store_client::{KvClient, KvClientOptions, PutOptions};
 use moongate_store_testkit::LIMIT;
-use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST, RealMaster, RealNode, program};
+use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST_WITHOUT_CUDA, RealMaster, RealNode, program};
 use serde::Deserialize;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout};
@@ -43,7 +43,7 @@ struct MooncakeClientProcess {
 
 impl MooncakeClientProcess {
     async fn start(rpc: &str) -> Self {
-        let mut command = program(NEWEST, "speed.py").await;
+        let mut command = program(NEWEST_WITHOUT_CUDA, "speed.py").await;
         command.args([rpc, HANDSHAKE]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.kill_on_drop(true).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -160,7 +160,7 @@ fn main() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let supervisor = Supervisor::new();
     let (master, _node, mut mooncake) = runtime.block_on(async {
-        let master = RealMaster::start(NEWEST).await;
+        let master = RealMaster::start(NEWEST_WITHOUT_CUDA).await;
         let node = RealNode::start(&master, HANDSHAKE, 1024).await;
         let mooncake = MooncakeClientProcess::start(&master.rpc).await;
         (master, node, mooncake)

@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use mooncake_wire::types::{Segment, Uuid};
+use mooncake_wire::types::Uuid;
 use moongate_retention::BlockClass;
 
 use crate::allocator::SegmentAllocator;
@@ -59,11 +59,7 @@ impl MasterCore {
         match change {
             StateChange::SegmentMounted { segment, client, at_ms } => {
                 let _registry = self.registry.lock();
-                let [name, te_endpoint, protocol, host_id] =
-                    [&segment.name, &segment.te_endpoint, &segment.protocol, &segment.host_id]
-                        .map(|text| Arc::<str>::from(&**text));
-                let Segment { id, base, size, .. } = *segment;
-                let descriptor = Segment { id, name, base, size, te_endpoint, protocol, host_id };
+                let descriptor = segment.map_text(|text| Arc::<str>::from(&**text));
                 self.mount_one(*at_ms, descriptor, *client, &mut ()).map_err(|_| ApplyError::Refused)?;
                 self.objects.capacity_changed();
             }

@@ -98,6 +98,8 @@ pub(crate) enum DiskTask {
     Promotion {
         /// Target replica, once it is allocated.
         staged: Option<u64>,
+        /// Whether the node has registered it itself because a reader expects the object; the object is leased at the end.
+        is_prefetch: bool,
     },
 }
 

@@ -137,7 +137,7 @@ impl LockedShard<'_> {
     /// Ends the disk task of an object, if it has one, and frees the space allocated for it.
     pub(crate) fn end_work(&mut self, index: EntryIndex, now_ms: u64, fx: &mut dyn StateChangeSink) {
         let Some(work) = self.clear_work(index) else { return };
-        if let DiskTask::Promotion { staged: Some(staged) } = work.task {
+        if let DiskTask::Promotion { staged: Some(staged), .. } = work.task {
             let entry = &mut self.entries[index];
             let (removed, remaining): (Vec<MemoryReplica>, Vec<MemoryReplica>) =
                 entry.replicas().partition(|replica| replica.id == staged && !replica.ready);

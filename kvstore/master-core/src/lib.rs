@@ -5,7 +5,7 @@
 //! the same results: the server, a standby, a replay and a simulation run the same code.
 //!
 //! - Reading: [`MasterCore::exist`], [`MasterCore::batch_exist`], [`MasterCore::replicas`], [`MasterCore::batch_replicas`],
-//!   [`MasterCore::replicas_by_regex`] lease the objects they return; [`MasterCore::peek`] does not.
+//!   [`MasterCore::replicas_by_regex`] lease the objects they return; [`MasterCore::peek`] and [`MasterCore::probe`] do not.
 //! - Writing: [`MasterCore::put_start`], [`MasterCore::put_end`], [`MasterCore::put_revoke`], [`MasterCore::upsert_start`] and their
 //!   batches. An upsert ends with `put_end` or `put_revoke`.
 //! - Retention: [`MasterCore::describe_prompt`].
@@ -71,6 +71,7 @@ mod owned;
 mod payload;
 mod placement;
 mod prefix;
+mod probe;
 mod promote;
 mod put;
 mod put_end;
@@ -90,6 +91,7 @@ mod shard;
 mod sketch;
 mod slab;
 mod snapshot;
+mod soft_pin;
 mod split_mix;
 mod statistics;
 mod storage_loss;

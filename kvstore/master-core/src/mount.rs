@@ -4,25 +4,20 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use mooncake_wire::ErrorCode;
-use mooncake_wire::types::{Segment, SegmentStatus, Uuid};
+use mooncake_wire::types::{Segment, SegmentLocality, SegmentStatus, Uuid};
 
 use crate::change::{StateChange, StateChangeSink, UnmountCause};
+use crate::codec::MAX_HCA_NAMES;
 use crate::master::MasterCore;
 use crate::requests::ClientSegment;
 use crate::segment::SegmentEntry;
 
 fn to_shared<S: AsRef<str>>(segment: &Segment<S>) -> Segment<Arc<str>> {
-    let [name, te_endpoint, protocol, host_id] =
-        [&segment.name, &segment.te_endpoint, &segment.protocol, &segment.host_id]
-            .map(|text| Arc::from(text.as_ref()));
-    Segment { id: segment.id, name, base: segment.base, size: segment.size, te_endpoint, protocol, host_id }
+    segment.map_text(|text| Arc::from(text.as_ref()))
 }
 
 pub(crate) fn to_borrowed(segment: &Segment<Arc<str>>) -> Segment<Cow<'_, str>> {
-    let [name, te_endpoint, protocol, host_id] =
-        [&segment.name, &segment.te_endpoint, &segment.protocol, &segment.host_id]
-            .map(|text| Cow::Borrowed(&**text));
-    Segment { id: segment.id, name, base: segment.base, size: segment.size, te_endpoint, protocol, host_id }
+    segment.map_text(|text| Cow::Borrowed(&**text))
 }
 
 fn is_same_memory(a: &Segment<Arc<str>>, b: &Segment<Arc<str>>) -> bool {
@@ -31,6 +26,10 @@ fn is_same_memory(a: &Segment<Arc<str>>, b: &Segment<Arc<str>>) -> bool {
 
 fn overlap(a: &Segment<Arc<str>>, b: &Segment<Arc<str>>) -> bool {
     a.base < b.base.saturating_add(b.size) && b.base < a.base.saturating_add(a.size)
+}
+
+fn is_valid<S>(locality: &SegmentLocality<S>) -> bool {
+    locality.numa_node >= 0 && locality.hca_names.len() as u64 <= MAX_HCA_NAMES
 }
 
 /// The memory of a segment.
@@ -100,6 +99,7 @@ impl MasterCore {
         if descriptor.size == 0
             || descriptor.name.is_empty()
             || descriptor.base.checked_add(descriptor.size).is_none()
+            || descriptor.locality.as_ref().is_some_and(|locality| !is_valid(locality))
         {
             return Err(ErrorCode::INVALID_PARAMS);
         }

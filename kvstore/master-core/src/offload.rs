@@ -179,6 +179,35 @@ impl MasterCore {
         }
         Ok(())
     }
+
+    /// A client reports that it removed a replica of an object from its disk. Returns false if the object has no such replica any
+    /// more: the client's report concerns a replaced object.
+    ///
+    /// # Errors
+    /// As [`Self::evict_disk_copy`].
+    pub fn evict_current_disk_copy(
+        &self,
+        context: CallContext<'_>,
+        key: &str,
+        (replica_type, replica): (ReplicaType, u64),
+        fx: &mut dyn StateChangeSink,
+    ) -> Result<bool, ErrorCode> {
+        let CallContext { now_ms, client, tenant } = context;
+        let key_location = self.objects.locate_reader_key(tenant, key)?;
+        let mut shard = self.objects.lock(key_location.shard);
+        let index = shard.lookup(key_location, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
+        if !matches!(replica_type, ReplicaType::DISK | ReplicaType::LOCAL_DISK) {
+            return Err(ErrorCode::INVALID_PARAMS);
+        }
+        let is_current = replica_type == ReplicaType::LOCAL_DISK
+            && shard.entries[index]
+                .copy()
+                .is_some_and(|copy| copy.disk.client == client && copy.id == replica);
+        if is_current {
+            shard.drop_disk_copy(index, now_ms, RemoveCause::Evicted, fx);
+        }
+        Ok(is_current)
+    }
 }
 
 impl LockedShard<'_> {

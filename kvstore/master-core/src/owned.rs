@@ -2,8 +2,6 @@
 
 use std::borrow::Cow;
 
-use mooncake_wire::types::Segment;
-
 use crate::change::{DiskCopyState, DrainJobState, ObjectState, StateChange, TaskState, TransferState};
 
 fn owned(text: Cow<'_, str>) -> Cow<'static, str> {
@@ -53,10 +51,7 @@ impl StateChange<'_> {
     pub fn into_owned(self) -> StateChange<'static> {
         match self {
             Self::SegmentMounted { segment, client, at_ms } => {
-                let Segment { id, name, base, size, te_endpoint, protocol, host_id } = segment;
-                let [name, te_endpoint, protocol, host_id] =
-                    [name, te_endpoint, protocol, host_id].map(owned);
-                let segment = Segment { id, name, base, size, te_endpoint, protocol, host_id };
+                let segment = segment.map_text(|text| owned(text.clone()));
                 StateChange::SegmentMounted { segment, client, at_ms }
             }
             Self::SegmentStatus { segment, status, until_ms } => {

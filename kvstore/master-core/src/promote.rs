@@ -15,6 +15,7 @@ use crate::object::MemoryReplica;
 use crate::object_table::KeyLocation;
 use crate::placement::{PlacementRequest, PlacementSearch};
 use crate::requests::{CallContext, PromotionRequest};
+use crate::retention::KeyUse;
 use crate::segment::AllocatedSpace;
 use crate::statistics::MasterCounters;
 
@@ -102,7 +103,9 @@ impl MasterCore {
         let index = shard.lookup(key_location, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         let entry = &shard.entries[index];
         let task = entry.work().ok_or(ErrorCode::REPLICA_IS_NOT_READY)?;
-        let DiskTask::Promotion { staged } = task.task else { return Err(ErrorCode::REPLICA_IS_NOT_READY) };
+        let DiskTask::Promotion { staged, is_prefetch } = task.task else {
+            return Err(ErrorCode::REPLICA_IS_NOT_READY);
+        };
         if task.disk.client != client || entry.size != size {
             return Err(ErrorCode::INVALID_PARAMS);
         }
@@ -131,7 +134,8 @@ impl MasterCore {
             });
         }
         shard.entries[index].set_replicas(&[staged]);
-        shard.restart_work_timer(index, now_ms, DiskTask::Promotion { staged: Some(staged.id) });
+        let task = DiskTask::Promotion { staged: Some(staged.id), is_prefetch };
+        shard.restart_work_timer(index, now_ms, task);
         let memory = shard.to_descriptor(&staged, size).ok_or(ErrorCode::NO_AVAILABLE_HANDLE)?;
         Ok(PromotionAllocation { memory })
     }
@@ -151,13 +155,50 @@ impl MasterCore {
         let mut shard = self.objects.lock(key_location.shard);
         let index = shard.lookup(key_location, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         let task = shard.entries[index].work().ok_or(ErrorCode::REPLICA_IS_NOT_READY)?;
-        let DiskTask::Promotion { staged: Some(_) } = task.task else {
+        let DiskTask::Promotion { staged: Some(_), is_prefetch } = task.task else {
             return Err(ErrorCode::REPLICA_IS_NOT_READY);
         };
         if task.disk.client != client {
             return Err(ErrorCode::INVALID_PARAMS);
         }
         shard.finish_promotion(index, now_ms, fx);
+        if is_prefetch {
+            shard.lease(index, key_location, KeyUse::single(now_ms));
+        }
+        Ok(())
+    }
+
+    /// Registers that a client copies an object from its disk to memory because a reader expects it there. The client continues with
+    /// [`Self::promotion_start`].
+    ///
+    /// # Errors
+    /// `UNAVAILABLE_IN_CURRENT_STATUS` for an unknown client, `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY`,
+    /// `REPLICA_ALREADY_IN_MEMORY` also if the object is being copied there, `INVALID_PARAMS` if the client does not have it.
+    pub fn register_prefetch(&self, context: CallContext<'_>, key: &str) -> Result<(), ErrorCode> {
+        let CallContext { now_ms, client, tenant } = context;
+        let is_known =
+            self.objects.disk(client).is_some() || self.registry.lock().clients.contains_key(&client);
+        if !is_known {
+            return Err(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS);
+        }
+        let key_location = self.objects.locate_reader_key(tenant, key)?;
+        let mut shard = self.objects.lock(key_location.shard);
+        let index = shard.lookup(key_location, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
+        let entry = &shard.entries[index];
+        if !entry.is_complete() || entry.pending().is_some() {
+            return Err(ErrorCode::REPLICA_IS_NOT_READY);
+        }
+        if entry.has_memory() || entry.work().is_some() {
+            return Err(ErrorCode::REPLICA_ALREADY_IN_MEMORY);
+        }
+        let copy = entry.copy().filter(|copy| copy.disk.client == client && copy.disk.is_responsive());
+        let Some(disk) = copy.map(|copy| Arc::clone(&copy.disk)) else {
+            return Err(ErrorCode::INVALID_PARAMS);
+        };
+        let id = self.objects.new_replica_id();
+        let task = DiskTask::Promotion { staged: None, is_prefetch: true };
+        shard.begin_work(index, ActiveDiskTask { id, since_ms: now_ms, disk, task }, now_ms);
+        MasterCounters::add(&self.objects.counters.promotions, 1);
         Ok(())
     }
 
@@ -196,7 +237,7 @@ impl LockedShard<'_> {
         }
         let (id, disk) = (self.objects.new_replica_id(), Arc::clone(&copy.disk));
         disk.add_promotion(QueuedDiskTask { tenant: entry.tenant, key: self.key(index).into(), work: id });
-        let task = DiskTask::Promotion { staged: None };
+        let task = DiskTask::Promotion { staged: None, is_prefetch: false };
         self.begin_work(index, ActiveDiskTask { id, since_ms: now_ms, disk, task }, now_ms);
         true
     }

@@ -26,7 +26,7 @@ pub(crate) struct BatchedKey {
 
 impl LockedShard<'_> {
     /// Index of the entry of a readable object.
-    fn readable(&self, key_location: KeyLocation, key: &str) -> Result<EntryIndex, ErrorCode> {
+    pub(crate) fn readable(&self, key_location: KeyLocation, key: &str) -> Result<EntryIndex, ErrorCode> {
         let index = self.lookup(key_location, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         let entry = &self.entries[index];
         if !entry.is_complete() {
@@ -42,17 +42,26 @@ impl LockedShard<'_> {
         read: KeyUse,
     ) -> ReplicaList<Arc<str>> {
         self.lease(index, location, read);
-        let (size, object_checksum) = (self.entries[index].size, self.entries[index].checksum());
+        let size = self.entries[index].size;
         if self.entries[index].replicas().any(|replica| self.can_be_read(replica)) {
             self.read_bytes = self.read_bytes.saturating_add(size);
         } else {
             self.disk_reads.reads += 1;
             self.disk_reads.bytes = self.disk_reads.bytes.saturating_add(size);
         }
+        let tenant = self.objects.tenants.get(location.tenant);
+        ReplicaList {
+            resolved_tenant_id: tenant.map(|tenant| Arc::clone(&tenant.name)),
+            ..self.replica_list(index)
+        }
+    }
+
+    pub(crate) fn replica_list(&self, index: EntryIndex) -> ReplicaList<Arc<str>> {
         ReplicaList {
             replicas: self.readable_replicas(index),
             lease_ttl_ms: self.objects.settings.lease_ttl_ms,
-            object_checksum,
+            object_checksum: self.entries[index].checksum(),
+            resolved_tenant_id: None,
         }
     }
 }

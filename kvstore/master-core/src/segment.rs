@@ -197,6 +197,7 @@ impl SegmentEntry {
             address: self.descriptor.base.saturating_add(replica.offset),
             protocol: Arc::clone(&self.descriptor.protocol),
             endpoint: Arc::clone(&self.descriptor.te_endpoint),
+            locality: self.descriptor.locality.clone(),
         };
         WireReplica { id: replica.id, medium: ReplicaMedium::Memory(buffer), status: replica.status() }
     }

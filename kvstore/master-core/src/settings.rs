@@ -129,7 +129,7 @@ impl Default for MasterCoreOptions {
             shards: 64,
             lease_ttl_ms: 10_000,
             soft_pin_ttl_ms: 30 * 60_000,
-            max_soft_pin_ttl_ms: 24 * 3_600_000,
+            max_soft_pin_ttl_ms: 7 * 24 * 3_600_000,
             evict_soft_pinned: true,
             high_watermark: 0.90,
             eviction_ratio: 0.05,

@@ -45,10 +45,10 @@ impl MasterCore {
         fx: &mut dyn StateChangeSink,
     ) -> Result<Uuid, ErrorCode> {
         let MoveRequest { key, source, target } = request;
-        self.objects.source_of(tenant, key, None)?;
         if source == target {
             return Err(ErrorCode::INVALID_PARAMS);
         }
+        self.objects.source_of(tenant, key, None)?;
         let from =
             self.objects.source_of(tenant, key, Some(source)).map_err(|_| ErrorCode::INVALID_PARAMS)?;
         self.objects.check_segments(&[target], ErrorCode::INVALID_PARAMS)?;

@@ -147,6 +147,7 @@ impl BenchMaster {
                 te_endpoint: name.as_str(),
                 protocol: "tcp",
                 host_id: "",
+                locality: None,
             };
             let mount = MountArguments { segment, client_id: CLIENT };
             caller.call(|out| encode_request::<MountSegment, &str>(0, Dialect::NEWEST, &mount, out).unwrap());

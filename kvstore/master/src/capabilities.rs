@@ -146,7 +146,13 @@ mod tests {
     }
 
     fn buffer(address: u64) -> BufferDescriptor<Arc<str>> {
-        BufferDescriptor { size: 100, address, protocol: "tcp".into(), endpoint: "n:1".into() }
+        BufferDescriptor {
+            size: 100,
+            address,
+            protocol: "tcp".into(),
+            endpoint: "n:1".into(),
+            locality: None,
+        }
     }
 
     fn issued(capabilities: &CapabilityIssuer, now_ms: u64, address: u64) -> BytesMut {

@@ -93,15 +93,20 @@ impl DialectRegistry {
 }
 
 fn is_ambiguous(method: RpcMethod) -> bool {
-    let form = |dialect| method.arguments_signature(dialect).hash();
+    let form = |dialect| {
+        let signature = method.arguments_signature(dialect);
+        (signature.hash(), signature.has_compatible())
+    };
     let same_layout = |one: Dialect| method.dialects().iter().filter(move |other| form(*other) == form(one));
     method.dialects().iter().any(|one| !same_reply(method, same_layout(one).collect()))
 }
 
 fn same_reply(method: RpcMethod, dialects: DialectSet) -> bool {
-    let mut hashes = dialects.iter().map(|dialect| method.reply_signature(dialect).hash());
-    let first = hashes.next();
-    hashes.all(|hash| Some(hash) == first)
+    let signature = |dialect| method.reply_signature(dialect);
+    let mut forms =
+        dialects.iter().map(|dialect| (signature(dialect).hash(), signature(dialect).has_compatible()));
+    let first = forms.next();
+    forms.all(|form| Some(form) == first)
 }
 
 /// Detected dialect of one connection.
@@ -193,8 +198,11 @@ mod tests {
 
     /// The dialects that have the same argument layout as `dialect`.
     fn forms(method: RpcMethod, dialect: Dialect) -> DialectSet {
-        let hash = |dialect| method.arguments_signature(dialect).hash();
-        method.dialects().iter().filter(|other| hash(*other) == hash(dialect)).collect()
+        let form = |dialect| {
+            let signature = method.arguments_signature(dialect);
+            (signature.hash(), signature.has_compatible())
+        };
+        method.dialects().iter().filter(|other| form(*other) == form(dialect)).collect()
     }
 
     #[test]
@@ -219,7 +227,7 @@ mod tests {
         let dialects = DialectRegistry::new(Dialect::V0_3_12);
         let (method, possible) =
             (RpcMethod::GetReplicaList, forms(RpcMethod::GetReplicaList, Dialect::V0_3_13));
-        assert_eq!(possible, set(&[Dialect::V0_3_12, Dialect::V0_3_13]));
+        assert_eq!(possible, set(&[Dialect::V0_3_12, Dialect::V0_3_13, Dialect::V0_3_14]));
         let client = Some(Uuid { first: 1, second: 2 });
 
         let mut reader = ConnectionDialect::new(HOST);

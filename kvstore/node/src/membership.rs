@@ -241,6 +241,7 @@ impl NodeMembership {
             te_endpoint: &self.endpoint,
             protocol: self.protocol,
             host_id: &self.host,
+            locality: None,
         }
     }
 }

@@ -161,6 +161,31 @@ def batches(first, second):
     call("batch of nothing", first, "batch_is_exist", [])
 
 
+def leased(store, keys):
+    """The keys that cannot be removed because they are leased. Removes the others."""
+    return [key for key in keys if store.remove(key) == -706]
+
+
+def probes(first, second):
+    if not hasattr(first, "probe_key"):
+        return
+    keys = [f"p{number}" for number in range(6)]
+    call("probes", first, "put_batch", [key for key in keys if key != "p4"], [b"p"] * 5)
+    call("present", second, "probe_key", "p0")
+    call("missing", second, "probe_key", "p4")
+    call("without lease", second, "batch_probe_key", keys)
+    call("no group", second, "batch_probe_key", keys, "LastHitOnly", 0)
+    call("uneven groups", second, "batch_probe_key", keys, "LastHitOnly", 4)
+    call("of nothing", second, "batch_probe_key", [], "LastHitOnly", 1)
+    call("an empty key", second, "batch_probe_key", [""])
+    call("with lease", second, "batch_probe_key", keys, "LastHitOnly", 2)
+    note("probes leased", leased(first, keys))
+    config = mooncake.ReplicateConfig()
+    config.session_ids, config.preferred_hca_names = ["session", "other"], ["mlx5_0"]
+    call("sessions", first, "put_batch", ["session1", "session2"], [b"s"] * 2, config)
+    call("sessions", second, "get_batch", ["session1", "session2"])
+
+
 def upserts(first, second):
     call("new", first, "upsert", "u", b"u" * 100)
     call("new", second, "get", "u")
@@ -316,6 +341,7 @@ first = node()
 second = node()
 puts(first, second)
 batches(first, second)
+probes(first, second)
 upserts(first, second)
 removals(first, second)
 pins(first, second)

@@ -18,9 +18,13 @@ use crate::LIMIT;
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/mooncake");
 /// Generous, because the first installation downloads packages.
 const SETUP_LIMIT: Duration = Duration::from_secs(600);
-pub const NEWEST: &str = "0.3.13.post1";
+/// The newest release.
+pub const NEWEST: &str = "0.3.14";
+/// The newest release that is built without CUDA, which most end-to-end tests and benchmarks run.
+pub const NEWEST_WITHOUT_CUDA: &str = "0.3.13.post1";
 /// All tested releases. [`has`] reports whether a release has a wheel for this machine's Python.
-pub const RELEASES: [&str; 5] = [NEWEST, "0.3.12.post1", "0.3.11.post1", "0.3.10", "0.3.9"];
+pub const RELEASES: [&str; 6] =
+    [NEWEST, NEWEST_WITHOUT_CUDA, "0.3.12.post1", "0.3.11.post1", "0.3.10", "0.3.9"];
 pub const HANDSHAKE: &str = "P2PHANDSHAKE";
 
 /// Maximum objects and bytes of one batch put: a client copies them through a buffer of 16 MiB.
@@ -44,9 +48,9 @@ async fn installed() -> PathBuf {
     into
 }
 
-/// Folder of a release's CUDA libraries, which a machine without a GPU lacks.
+/// Folder of libraries that a release needs, and that a machine without a GPU lacks.
 fn libraries(release: &Path) -> PathBuf {
-    release.join("nvidia/cuda_runtime/lib")
+    release.join("libraries")
 }
 
 /// Whether a release has a wheel for this machine's Python. If not, its tests are skipped.
@@ -79,7 +83,7 @@ impl RealMaster {
         command.env("LD_LIBRARY_PATH", libraries(&folder));
         command.args(["--rpc_address=127.0.0.1", "--logtostderr=true"]);
         command.args([format!("--rpc_port={rpc}"), format!("--metrics_port={admin}")]).args(flags);
-        if release == NEWEST {
+        if [NEWEST, NEWEST_WITHOUT_CUDA].contains(&release) {
             // Older releases lack the flag.
             command.arg("--metrics_host=127.0.0.1");
         }
@@ -141,18 +145,35 @@ pub async fn service(release: &str) -> (PathBuf, Vec<String>) {
 
 /// Runs `scenario.py` with a release's client, and returns its output lines.
 pub async fn scenario(release: &str, rpc: &str, admin: &str) -> Vec<String> {
-    run_program(release, "scenario.py", &[rpc, admin]).await
+    run_program(release, "scenario.py", &[rpc, admin], &[]).await
 }
 
 /// Runs `disks.py` with a release's client, and returns its output lines.
 pub async fn disks(release: &str, rpc: &str, admin: &str, disk: &Path) -> Vec<String> {
-    run_program(release, "disks.py", &[rpc, admin, disk.to_str().expect("a plain path")]).await
+    let arguments = [rpc, admin, disk.to_str().expect("a plain path")];
+    let variables = [("MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR", "file_per_key_storage_backend")];
+    run_program(release, "disks.py", &arguments, &variables).await
 }
 
-async fn run_program(release: &str, name: &str, arguments: &[&str]) -> Vec<String> {
+/// Runs `prefetch.py` with the newest client, and returns its output lines.
+pub async fn prefetch(rpc: &str, admin: &str, disk: &Path) -> Vec<String> {
+    let arguments = [rpc, admin, disk.to_str().expect("a plain path")];
+    // Only this backend supports prefetching. It writes complete buckets.
+    let variables = [
+        ("MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR", "bucket_storage_backend"),
+        ("MOONCAKE_OFFLOAD_BUCKET_KEYS_LIMIT", "2"),
+    ];
+    run_program(NEWEST, "prefetch.py", &arguments, &variables).await
+}
+
+async fn run_program(
+    release: &str,
+    name: &str,
+    arguments: &[&str],
+    variables: &[(&str, &str)],
+) -> Vec<String> {
     let mut command = program(release, name).await;
-    command.env("MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS", "1");
-    command.env("MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR", "file_per_key_storage_backend");
+    command.env("MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS", "1").envs(variables.iter().copied());
     let ran = command.args(arguments).kill_on_drop(true).output();
     let ran = tokio::time::timeout(4 * LIMIT, ran).await.expect("it ends in time").unwrap();
     let errors = String::from_utf8_lossy(&ran.stderr);

@@ -167,6 +167,7 @@ impl TestRpcConnection {
             te_endpoint: "127.0.0.1:12345",
             protocol: "tcp",
             host_id: "",
+            locality: None,
         };
         assert_eq!(self.call::<MountSegment>(&MountArguments { segment, client_id: client }).await, Ok(()));
     }

@@ -41,6 +41,7 @@ pub struct KvEventsStatus {
     /// Events dropped because the queue was full.
     pub dropped_events: u64,
     /// Keys that could not be parsed as blocks.
+    #[serde(alias = "skipped_keyless_events")]
     pub skipped_unparsed_keys: u64,
 }
 

@@ -20,17 +20,26 @@ pub enum Dialect {
     V0_3_12,
     /// Wire layouts of 0.3.13 and its post-releases.
     V0_3_13,
+    /// Wire layouts of 0.3.14, which can be extended without another type hash; see [`crate::pack`].
+    V0_3_14,
 }
 
 impl Dialect {
     /// All supported dialects, oldest first.
-    pub const ALL: [Self; 6] =
-        [Self::V0_3_9, Self::V0_3_10, Self::V0_3_10_post2, Self::V0_3_11, Self::V0_3_12, Self::V0_3_13];
+    pub const ALL: [Self; 7] = [
+        Self::V0_3_9,
+        Self::V0_3_10,
+        Self::V0_3_10_post2,
+        Self::V0_3_11,
+        Self::V0_3_12,
+        Self::V0_3_13,
+        Self::V0_3_14,
+    ];
     pub const OLDEST: Self = Self::V0_3_9;
     /// The newest dialect. The types in memory have its fields.
-    pub const NEWEST: Self = Self::V0_3_13;
+    pub const NEWEST: Self = Self::V0_3_14;
 
-    /// The first release with these layouts, for example `0.3.13`.
+    /// The first release with these layouts, for example `0.3.14`.
     pub fn release(self) -> &'static str {
         match self {
             Self::V0_3_9 => "0.3.9",
@@ -39,6 +48,7 @@ impl Dialect {
             Self::V0_3_11 => "0.3.11",
             Self::V0_3_12 => "0.3.12",
             Self::V0_3_13 => "0.3.13",
+            Self::V0_3_14 => "0.3.14",
         }
     }
 
@@ -72,6 +82,10 @@ impl DialectSet {
     /// Whether `dialect` is one of them.
     pub fn contains(self, dialect: Dialect) -> bool {
         self.0 & (1 << dialect.index()) != 0
+    }
+
+    pub(crate) fn insert(&mut self, dialect: Dialect) {
+        self.0 |= 1 << dialect.index();
     }
 
     /// The dialects in both sets.

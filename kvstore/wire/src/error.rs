@@ -57,6 +57,8 @@ wire_code! {
         REPLICA_NOT_IN_LOCAL_MEMORY = -713,
         /// The object's replicas are in use.
         OBJECT_REPLICA_BUSY = -714,
+        /// The object is in memory, or is being copied there. Since 0.3.14, which does not publish its name.
+        REPLICA_ALREADY_IN_MEMORY = -715,
         /// The data could not be transferred.
         TRANSFER_FAIL = -800,
         /// The data does not match its checksum.

@@ -20,6 +20,7 @@ fn segment() -> Segment<String> {
         te_endpoint: "node".to_owned(),
         protocol: "tcp".to_owned(),
         host_id: String::new(),
+        locality: None,
     }
 }
 

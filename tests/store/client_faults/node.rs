@@ -100,6 +100,7 @@ impl FaultyNode {
             te_endpoint,
             protocol,
             host_id,
+            locality: None,
         };
         let master = MasterClient::new(master, rpc::MasterClientOptions::default(), supervisor);
         let mounted = master.call::<MountSegment, &str>(&MountArguments { segment, client_id }).await;

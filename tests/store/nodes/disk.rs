@@ -5,7 +5,7 @@ use std::path::Path;
 
 use moongate_runtime::Supervisor;
 use moongate_store_client::{KvClient, KvError, PutOptions};
-use moongate_store_testkit::mooncake::{NEWEST, RealNode};
+use moongate_store_testkit::mooncake::{NEWEST_WITHOUT_CUDA, RealNode};
 
 use super::masters::{MasterImplementation, StoreMasterFixture};
 use super::node::InProcessNode;
@@ -92,7 +92,7 @@ async fn there_and_back(whose: MasterImplementation) {
     all_is_read(&ours).await;
     assert!(node.metric(r#"moongate_store_offloads_total{result="done"}"#).await >= most as u64);
     assert!(node.metric(r#"moongate_store_disk_reads_total{result="done"}"#).await >= 1);
-    let mut theirs = RealNode::start_with(NEWEST, &store.rpc, &store.metadata, 0, &[]).await;
+    let mut theirs = RealNode::start_with(NEWEST_WITHOUT_CUDA, &store.rpc, &store.metadata, 0, &[]).await;
     assert_eq!(read_by(&mut theirs).await, OBJECTS);
 
     node.stop().await;
@@ -203,7 +203,7 @@ async fn our_client_reads_from_the_disk_of_their_node() {
         ("MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS", "1"),
         ("MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR", "file_per_key_storage_backend"),
     ];
-    let _node = RealNode::start_with(NEWEST, &store.rpc, &store.metadata, 32, &disk).await;
+    let _node = RealNode::start_with(NEWEST_WITHOUT_CUDA, &store.rpc, &store.metadata, 32, &disk).await;
     let ours = client(&store, &supervisor);
     fill(&ours).await;
     poll_until("some are only on the disk", async || only_on_disk(&ours).await.len() >= OBJECTS - MEMORY)

@@ -6,7 +6,7 @@ use mooncake_wire::admin::{CreateDrainJobRequest, DrainJobChangeResponse, DrainJ
 use mooncake_wire::types::ReplicaMedium;
 use moongate_runtime::Supervisor;
 use moongate_store_client::{KvClient, PutOptions};
-use moongate_store_testkit::mooncake::{NEWEST, RealNode};
+use moongate_store_testkit::mooncake::{NEWEST_WITHOUT_CUDA, RealNode};
 
 use super::masters::{MasterImplementation, StoreMasterFixture};
 use super::node::InProcessNode;
@@ -91,7 +91,7 @@ async fn a_segment_is_emptied(whose: MasterImplementation) {
 
     leaving.stop().await;
     all_are_read(&client, &objects).await;
-    let mut theirs = RealNode::start_with(NEWEST, &store.rpc, &store.metadata, 0, &[]).await;
+    let mut theirs = RealNode::start_with(NEWEST_WITHOUT_CUDA, &store.rpc, &store.metadata, 0, &[]).await;
     for (number, object) in objects.iter().enumerate() {
         assert_eq!(theirs.get(&key(number)).await, object.len(), "object {number}");
     }

@@ -2,7 +2,7 @@
 
 use moongate_master::{MetadataLocation, MetadataServiceOptions};
 use moongate_master_client::admin::{self, AdminClient};
-use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST, RealMaster};
+use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST_WITHOUT_CUDA, RealMaster};
 use moongate_store_testkit::test_master::{TestHttpMaster, start_http_master, start_http_master_with};
 
 use moongate_master_core::{DiskTierOptions, DynamicReplicationMode, MasterCoreOptions};
@@ -44,7 +44,7 @@ impl StoreMasterFixture {
                 Self { rpc, metadata, admin, mooncake_master: None, _moongate_masters: vec![ours] }
             }
             MasterImplementation::Mooncake => {
-                let theirs = RealMaster::start(NEWEST).await;
+                let theirs = RealMaster::start(NEWEST_WITHOUT_CUDA).await;
                 let (rpc, admin) = (theirs.rpc.clone(), theirs.admin.clone());
                 Self { rpc, metadata, admin, mooncake_master: Some(theirs), _moongate_masters: vec![ours] }
             }
@@ -74,7 +74,7 @@ impl StoreMasterFixture {
                 Self { rpc, metadata, admin, mooncake_master: None, _moongate_masters: vec![ours] }
             }
             MasterImplementation::Mooncake => {
-                let theirs = RealMaster::start_with(NEWEST, FLAGS).await;
+                let theirs = RealMaster::start_with(NEWEST_WITHOUT_CUDA, FLAGS).await;
                 let (rpc, admin) = (theirs.rpc.clone(), theirs.admin.clone());
                 Self { rpc, metadata, admin, mooncake_master: Some(theirs), _moongate_masters: Vec::new() }
             }
@@ -95,7 +95,8 @@ impl StoreMasterFixture {
                 Self { rpc, metadata, admin, mooncake_master: None, _moongate_masters: vec![ours] }
             }
             MasterImplementation::Mooncake => {
-                let theirs = RealMaster::start_with(NEWEST, &["--default_kv_lease_ttl=500"]).await;
+                let theirs =
+                    RealMaster::start_with(NEWEST_WITHOUT_CUDA, &["--default_kv_lease_ttl=500"]).await;
                 let (rpc, admin) = (theirs.rpc.clone(), theirs.admin.clone());
                 Self { rpc, metadata, admin, mooncake_master: Some(theirs), _moongate_masters: Vec::new() }
             }
@@ -115,7 +116,9 @@ impl StoreMasterFixture {
                 Self { rpc, metadata, admin, mooncake_master: None, _moongate_masters: vec![ours] }
             }
             MasterImplementation::Mooncake => {
-                let theirs = RealMaster::start_with(NEWEST, &["--dynamic_replication_mode=enforce"]).await;
+                let theirs =
+                    RealMaster::start_with(NEWEST_WITHOUT_CUDA, &["--dynamic_replication_mode=enforce"])
+                        .await;
                 let (rpc, admin) = (theirs.rpc.clone(), theirs.admin.clone());
                 Self { rpc, metadata, admin, mooncake_master: Some(theirs), _moongate_masters: Vec::new() }
             }

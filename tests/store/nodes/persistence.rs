@@ -4,7 +4,7 @@ use mooncake_wire::types::ReplicateConfig;
 use moongate_master_client::rpc::PutMode;
 use moongate_runtime::Supervisor;
 use moongate_store_client::PutOptions;
-use moongate_store_testkit::mooncake::{NEWEST, RealNode};
+use moongate_store_testkit::mooncake::{NEWEST_WITHOUT_CUDA, RealNode};
 
 use super::masters::{MasterImplementation, MetadataMode, StoreMasterFixture};
 use super::node::InProcessNode;
@@ -25,7 +25,7 @@ async fn survives_restart(whose: MasterImplementation, found: MetadataMode) {
     let name = node.running.endpoint().to_owned();
     let ours = client(&store, &supervisor);
     // This client keeps its cached state and its connections across the restart of the node.
-    let mut theirs = RealNode::start_with(NEWEST, &store.rpc, &store.metadata, 0, &[]).await;
+    let mut theirs = RealNode::start_with(NEWEST_WITHOUT_CUDA, &store.rpc, &store.metadata, 0, &[]).await;
     let keys: Vec<String> = (0..20).map(|number| format!("kept-{number}")).collect();
     for (number, key) in keys.iter().enumerate() {
         if number % 2 == 0 {

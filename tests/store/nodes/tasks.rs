@@ -5,7 +5,7 @@ use mooncake_wire::types::{DEFAULT_TENANT, ReplicaMedium};
 use moongate_runtime::Supervisor;
 use moongate_store_client::KvClient;
 use moongate_store_client::PutOptions;
-use moongate_store_testkit::mooncake::{NEWEST, RealNode};
+use moongate_store_testkit::mooncake::{NEWEST_WITHOUT_CUDA, RealNode};
 
 use super::masters::{MasterImplementation, MetadataMode, StoreMasterFixture};
 use super::node::InProcessNode;
@@ -50,7 +50,7 @@ async fn copies_and_moves(whose: MasterImplementation) {
     assert!(client.get(KEY).await.unwrap() == bytes);
 
     // And on to a node of Mooncake's.
-    let mut theirs = RealNode::start_with(NEWEST, &store.rpc, &store.metadata, 64, &[]).await;
+    let mut theirs = RealNode::start_with(NEWEST_WITHOUT_CUDA, &store.rpc, &store.metadata, 64, &[]).await;
     let other = "find-it";
     theirs.fill(&[other.to_owned()], 100).await;
     let found = client.objects().replicas(other).await.unwrap();

@@ -7,7 +7,7 @@ use moongate_master::RunningMaster;
 use moongate_master::flags::{self, MasterInvocation};
 use moongate_runtime::Supervisor;
 use moongate_store_client::{KvClient, KvClientOptions};
-use moongate_store_testkit::mooncake::{NEWEST, RealMaster, service};
+use moongate_store_testkit::mooncake::{NEWEST_WITHOUT_CUDA, RealMaster, service};
 use moongate_testkit::free_port;
 use tokio::process::Command;
 
@@ -57,7 +57,7 @@ impl ReplaceableNode {
     }
 
     async fn mooncake(master: &str) -> Self {
-        let (program, mut arguments) = service(NEWEST).await;
+        let (program, mut arguments) = service(NEWEST_WITHOUT_CUDA).await;
         let port = format!("--port={}", free_port());
         let config = ["-Dmetadata_server=P2PHANDSHAKE", "-Dprotocol=tcp", "-Dlocal_buffer_size=16mb"];
         arguments.extend([HOST, SEGMENT, &port].map(str::to_owned));
@@ -102,7 +102,9 @@ impl UpgradeStore {
         let supervisor = Supervisor::new();
         let master = match whose {
             StoreImplementation::Moongate => UpgradeMaster::Moongate(our_master(&supervisor).await),
-            StoreImplementation::Mooncake => UpgradeMaster::Mooncake(RealMaster::start(NEWEST).await),
+            StoreImplementation::Mooncake => {
+                UpgradeMaster::Mooncake(RealMaster::start(NEWEST_WITHOUT_CUDA).await)
+            }
         };
         let folder = tempfile::tempdir().unwrap();
         let mut store = Self { master, nodes: Vec::new(), supervisor, _folder: folder };

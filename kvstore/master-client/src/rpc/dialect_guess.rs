@@ -65,11 +65,11 @@ mod tests {
 
     #[test]
     fn each_format_is_tried_once_starting_with_the_guess() {
-        assert_eq!(attempts(RpcMethod::ServiceReady, Dialect::NEWEST), [Dialect::V0_3_13]);
-        assert_eq!(attempts(RpcMethod::ExistKey, Dialect::NEWEST), [Dialect::V0_3_13, Dialect::V0_3_11]);
-        assert_eq!(attempts(RpcMethod::ExistKey, Dialect::V0_3_10), [Dialect::V0_3_10, Dialect::V0_3_13]);
+        assert_eq!(attempts(RpcMethod::ServiceReady, Dialect::NEWEST), [Dialect::V0_3_14]);
+        assert_eq!(attempts(RpcMethod::ExistKey, Dialect::NEWEST), [Dialect::V0_3_14, Dialect::V0_3_11]);
+        assert_eq!(attempts(RpcMethod::ExistKey, Dialect::V0_3_10), [Dialect::V0_3_10, Dialect::V0_3_14]);
         let puts =
-            [Dialect::V0_3_11, Dialect::V0_3_10_post2, Dialect::V0_3_10, Dialect::V0_3_13, Dialect::V0_3_12];
+            [Dialect::V0_3_11, Dialect::V0_3_10_post2, Dialect::V0_3_10, Dialect::V0_3_14, Dialect::V0_3_12];
         assert_eq!(attempts(RpcMethod::PutStart, Dialect::V0_3_11), puts);
     }
 
@@ -79,12 +79,22 @@ mod tests {
         let learn = |method: RpcMethod, used, master_dialect: Dialect| {
             let mut answered = method.dialects();
             let hash = method.reply_signature(master_dialect).hash();
-            answered = answered.iter().filter(|d| method.reply_signature(*d).hash() == hash).collect();
+            let exact = |d: &Dialect| {
+                let signature = method.reply_signature(*d);
+                signature.hash() == hash
+                    && signature.has_compatible() == method.reply_signature(master_dialect).has_compatible()
+            };
+            answered = answered.iter().filter(exact).collect();
             guess.observe(method, used, answered)
         };
         // The same in all releases since 0.3.12.
         assert_eq!(learn(RpcMethod::ExistKey, Dialect::V0_3_13, Dialect::V0_3_12), None);
-        assert_eq!(guess.get(), Dialect::V0_3_13);
+        assert_eq!(guess.get(), Dialect::V0_3_14);
+        // Without compatible members.
+        assert_eq!(
+            learn(RpcMethod::GetReplicaList, Dialect::V0_3_14, Dialect::V0_3_13),
+            Some(Dialect::V0_3_13)
+        );
         // The response has an older format.
         assert_eq!(
             learn(RpcMethod::GetReplicaList, Dialect::V0_3_13, Dialect::V0_3_12),
@@ -98,6 +108,6 @@ mod tests {
         );
         assert_eq!(learn(RpcMethod::PutStart, Dialect::V0_3_10, Dialect::V0_3_9), Some(Dialect::V0_3_10));
         // The master has been upgraded.
-        assert_eq!(learn(RpcMethod::ExistKey, Dialect::V0_3_13, Dialect::V0_3_13), Some(Dialect::V0_3_13));
+        assert_eq!(learn(RpcMethod::ExistKey, Dialect::V0_3_13, Dialect::V0_3_13), Some(Dialect::V0_3_14));
     }
 }

@@ -16,6 +16,8 @@ pub use write::encode;
 
 /// The version that is written, and the only one that is accepted.
 const VERSION: u8 = 2;
+/// Maximum number of network devices of a segment.
+pub(crate) const MAX_HCA_NAMES: u64 = 256;
 /// Maximum number of replicas of an object in one state change.
 const MAX_LOCATIONS: u64 = 1024;
 
@@ -50,6 +52,8 @@ mod kind {
     pub(super) const DISK_MOUNTED: u8 = 13;
     pub(super) const DISK_UNMOUNTED: u8 = 14;
     pub(super) const RETURN_TIMES: u8 = 15;
+    /// As `MOUNTED`, with the segment's locality.
+    pub(super) const MOUNTED_WITH_LOCALITY: u8 = 16;
     pub(super) const TRANSFER_STARTED: u8 = 32;
     pub(super) const TRANSFER_ENDED: u8 = 33;
     pub(super) const TASK: u8 = 34;
@@ -84,7 +88,7 @@ mod tests {
     use std::borrow::Cow;
 
     use mooncake_wire::admin::JobStatus;
-    use mooncake_wire::types::{Segment, SegmentStatus, TaskStatus, TaskType, Uuid};
+    use mooncake_wire::types::{Segment, SegmentLocality, SegmentStatus, TaskStatus, TaskType, Uuid};
     use proptest::prelude::*;
 
     use super::*;
@@ -201,9 +205,12 @@ mod tests {
     }
 
     fn state_change() -> impl Strategy<Value = StateChange<'static>> {
-        let mounted = (id(), [text(), text(), text(), text()], any::<[u64; 3]>(), id()).prop_map(
-            |(id, [name, te_endpoint, protocol, host_id], [base, size, at_ms], client)| {
-                let segment = Segment { id, name, base, size, te_endpoint, protocol, host_id };
+        let locality = (any::<i32>(), proptest::collection::vec(text(), 0..4))
+            .prop_map(|(numa_node, hca_names)| SegmentLocality { numa_node, hca_names });
+        let locality = proptest::option::of(locality);
+        let mounted = (id(), [text(), text(), text(), text()], any::<[u64; 3]>(), id(), locality).prop_map(
+            |(id, [name, te_endpoint, protocol, host_id], [base, size, at_ms], client, locality)| {
+                let segment = Segment { id, name, base, size, te_endpoint, protocol, host_id, locality };
                 StateChange::SegmentMounted { segment, client, at_ms }
             },
         );

@@ -2,10 +2,11 @@
 
 use std::borrow::Cow;
 
-use mooncake_wire::types::{Segment, SegmentStatus, Uuid};
+use mooncake_wire::types::{Segment, SegmentLocality, SegmentStatus, Uuid};
 
 use super::{
-    MAX_LOCATIONS, REMOVE_CAUSES, STORE_CAUSES, StateChangeDecodeError, UNMOUNT_CAUSES, VERSION, kind, tasks,
+    MAX_HCA_NAMES, MAX_LOCATIONS, REMOVE_CAUSES, STORE_CAUSES, StateChangeDecodeError, UNMOUNT_CAUSES,
+    VERSION, kind, tasks,
 };
 use crate::change::{DiskCopyState, ObjectState, ReplicaLocation, StateChange, StorageTiers};
 
@@ -20,7 +21,8 @@ pub fn decode(bytes: &[u8]) -> Result<(StateChange<'_>, &[u8]), StateChangeDecod
         return Err(StateChangeDecodeError::Version(version));
     }
     let change = match reader.byte()? {
-        kind::MOUNTED => reader.mounted()?,
+        kind::MOUNTED => reader.mounted(false)?,
+        kind::MOUNTED_WITH_LOCALITY => reader.mounted(true)?,
         kind::SEGMENT_STATUS => {
             let (segment, status) = (reader.id()?, reader.number()?);
             let status = u32::try_from(status).map_err(|_| StateChangeDecodeError::Value("status"))?;
@@ -184,8 +186,8 @@ impl<'a> StateChangeReader<'a> {
         Ok(code.cast_signed())
     }
 
-    fn mounted(&mut self) -> Result<StateChange<'a>, StateChangeDecodeError> {
-        let segment = Segment {
+    fn mounted(&mut self, has_locality: bool) -> Result<StateChange<'a>, StateChangeDecodeError> {
+        let mut segment = Segment {
             id: self.id()?,
             name: self.text()?,
             base: self.number()?,
@@ -193,8 +195,24 @@ impl<'a> StateChangeReader<'a> {
             te_endpoint: self.text()?,
             protocol: self.text()?,
             host_id: self.text()?,
+            locality: None,
         };
-        Ok(StateChange::SegmentMounted { segment, client: self.id()?, at_ms: self.number()? })
+        let (client, at_ms) = (self.id()?, self.number()?);
+        if has_locality {
+            segment.locality = Some(self.locality()?);
+        }
+        Ok(StateChange::SegmentMounted { segment, client, at_ms })
+    }
+
+    fn locality(&mut self) -> Result<SegmentLocality<Cow<'a, str>>, StateChangeDecodeError> {
+        let (numa_node, count) = (self.code()?, self.number()?);
+        if count > MAX_HCA_NAMES {
+            return Err(StateChangeDecodeError::Value("number of network devices"));
+        }
+        Ok(SegmentLocality {
+            numa_node,
+            hca_names: (0..count).map(|_| self.text()).collect::<Result<_, _>>()?,
+        })
     }
 
     pub(super) fn locations(&mut self) -> Result<Vec<ReplicaLocation>, StateChangeDecodeError> {

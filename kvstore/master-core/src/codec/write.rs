@@ -10,7 +10,10 @@ pub fn encode(change: &StateChange<'_>, out: &mut Vec<u8>) {
     let mut writer = StateChangeWriter(out);
     match change {
         StateChange::SegmentMounted { segment, client, at_ms } => {
-            writer.head(kind::MOUNTED);
+            writer.head(match segment.locality {
+                Some(_) => kind::MOUNTED_WITH_LOCALITY,
+                None => kind::MOUNTED,
+            });
             writer.id(segment.id);
             writer.text(&segment.name);
             writer.numbers([segment.base, segment.size]);
@@ -19,6 +22,11 @@ pub fn encode(change: &StateChange<'_>, out: &mut Vec<u8>) {
             }
             writer.id(*client);
             writer.number(*at_ms);
+            if let Some(locality) = &segment.locality {
+                writer.code(locality.numa_node);
+                writer.number(locality.hca_names.len() as u64);
+                locality.hca_names.iter().for_each(|name| writer.text(name));
+            }
         }
         StateChange::SegmentStatus { segment, status, until_ms } => {
             writer.head(kind::SEGMENT_STATUS);

@@ -1,8 +1,12 @@
 //! Eviction on demand, least recently read objects first.
 
+use mooncake_wire::ErrorCode;
+use mooncake_wire::types::{GrantLeasePolicy, ProbePolicy};
 use moongate_master_core::{MasterCoreOptions, RemoveCause, StateChange};
 
-use crate::harness::{MIB, TestMasterCore, TestReplicateConfig, grouped, hard_pinned, soft_pinned};
+use crate::harness::{
+    MIB, TENANT, TestMasterCore, TestReplicateConfig, grouped, hard_pinned, replayed, soft_pinned,
+};
 
 /// Mooncake's master rejects thirteen of these puts.
 #[test]
@@ -42,10 +46,7 @@ fn leased_objects_stay_and_the_oldest_lease_is_evicted_first() {
         world.now += 1;
         assert!(world.exists(key));
     }
-    assert_eq!(
-        world.put("e", MIB, &TestReplicateConfig::default()),
-        Err(mooncake_wire::ErrorCode::NO_AVAILABLE_HANDLE)
-    );
+    assert_eq!(world.put("e", MIB, &TestReplicateConfig::default()), Err(ErrorCode::NO_AVAILABLE_HANDLE));
     world.now += 10_000;
     for (new, evicted) in [("e", "c"), ("f", "a")] {
         world.put(new, MIB, &TestReplicateConfig::default()).unwrap();
@@ -72,14 +73,62 @@ fn soft_pins_are_evicted_last_and_hard_pins_never() {
 }
 
 #[test]
+fn existing_objects_can_be_pinned_and_unpinned() {
+    let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[4 * MIB]);
+    for key in ["a", "b", "x", "y"] {
+        world.put(key, MIB, &TestReplicateConfig::default()).unwrap();
+        world.now += 1;
+    }
+    let set = |world: &mut TestMasterCore, key, ttl_ms| {
+        world.master.set_soft_pin(world.now, TENANT, key, ttl_ms, &mut world.changes)
+    };
+    let max = MasterCoreOptions::default().max_soft_pin_ttl_ms;
+    assert_eq!(set(&mut world, "a", Some(max + 1)), Err(ErrorCode::INVALID_PARAMS));
+    assert_eq!(set(&mut world, "", Some(1)), Err(ErrorCode::INVALID_PARAMS));
+    assert_eq!(set(&mut world, "nothing", Some(1)), Err(ErrorCode::OBJECT_NOT_FOUND));
+    set(&mut world, "a", Some(60_000)).unwrap();
+    // The pin is part of the recorded state.
+    let restored = replayed(&MasterCoreOptions::default(), &world.changes, world.now);
+    assert_eq!((world.master.soft_pinned_count(), restored.soft_pinned_count()), (1, 1));
+    // The oldest object is pinned, so the next one is evicted.
+    world.put("c", MIB, &TestReplicateConfig::default()).unwrap();
+    assert!(world.has("a") && !world.has("b"));
+    set(&mut world, "a", None).unwrap();
+    assert_eq!(world.master.soft_pinned_count(), 0);
+    world.now += 1;
+    world.put("d", MIB, &TestReplicateConfig::default()).unwrap();
+    assert!(!world.has("a") && world.has("c") && world.has("x"));
+}
+
+#[test]
+fn probes_lease_only_the_last_complete_group() {
+    let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[4 * MIB]);
+    let keys = ["k0", "k1", "k2", "k3", "k4", "k5"];
+    for key in keys.iter().filter(|key| **key != "k4") {
+        world.put(key, 10, &TestReplicateConfig::default()).unwrap();
+    }
+    let probe = |world: &TestMasterCore, policy, candidate_size| {
+        world.master.batch_probe(world.now, TENANT, &keys, GrantLeasePolicy { policy, candidate_size })
+    };
+    let found = vec![true, true, true, true, false, true];
+    assert_eq!(probe(&world, ProbePolicy::NONE, 0), Ok(found.clone()));
+    for size in [0, 4, 7, u64::MAX] {
+        assert_eq!(probe(&world, ProbePolicy::LAST_HIT_ONLY, size), Err(ErrorCode::INVALID_PARAMS));
+    }
+    assert_eq!(probe(&world, ProbePolicy(9), 1), Err(ErrorCode::INVALID_PARAMS));
+    assert!(world.master.probe(TENANT, "k0") && !world.master.probe(TENANT, "k4"));
+    assert_eq!(world.master.probe_replicas(TENANT, &["k0"])[0].as_ref().unwrap().replicas.len(), 1);
+    assert_eq!(probe(&world, ProbePolicy::LAST_HIT_ONLY, 2), Ok(found));
+    let leased = keys.iter().filter(|key| world.remove(key) == Err(ErrorCode::OBJECT_HAS_LEASE));
+    assert_eq!(leased.collect::<Vec<_>>(), [&"k2", &"k3"]);
+}
+
+#[test]
 fn soft_pins_are_not_evicted_if_disabled() {
     let settings = MasterCoreOptions { evict_soft_pinned: false, ..MasterCoreOptions::default() };
     let mut world = TestMasterCore::with_segments(settings, &[MIB]);
     world.put("soft", MIB, &soft_pinned(60_000)).unwrap();
-    assert_eq!(
-        world.put("k", MIB, &TestReplicateConfig::default()),
-        Err(mooncake_wire::ErrorCode::NO_AVAILABLE_HANDLE)
-    );
+    assert_eq!(world.put("k", MIB, &TestReplicateConfig::default()), Err(ErrorCode::NO_AVAILABLE_HANDLE));
     world.advance_with_heartbeats(100_000, &[1]);
     world.put("k", MIB, &TestReplicateConfig::default()).unwrap();
 }
@@ -114,7 +163,7 @@ fn a_large_group_is_blocked_by_one_reader() {
         world.put(&format!("part{number}"), MIB, &grouped("all")).unwrap();
     }
     assert!(world.exists("part7"));
-    let full = Err(mooncake_wire::ErrorCode::NO_AVAILABLE_HANDLE);
+    let full = Err(ErrorCode::NO_AVAILABLE_HANDLE);
     assert_eq!(world.put("new", MIB, &TestReplicateConfig::default()), full);
     world.now += 20_000;
     world.put("new", MIB, &TestReplicateConfig::default()).unwrap();
@@ -167,7 +216,7 @@ fn objects_put_while_all_others_are_leased_stay() {
         let key = format!("new{number}");
         match world.put(&key, MIB, &TestReplicateConfig::default()) {
             Ok(()) => acknowledged.push(key),
-            Err(error) => assert_eq!(error, mooncake_wire::ErrorCode::NO_AVAILABLE_HANDLE),
+            Err(error) => assert_eq!(error, ErrorCode::NO_AVAILABLE_HANDLE),
         }
         world.tick(10);
     }

@@ -24,7 +24,16 @@ pub(crate) fn id(number: u64) -> Uuid {
 pub(crate) fn segment(number: u64, size: u64) -> Segment<String> {
     let name = format!("10.0.0.{number}:12000");
     let (protocol, host_id) = ("tcp".to_owned(), format!("host{number}"));
-    Segment { id: id(number), base: number << 40, size, te_endpoint: name.clone(), name, protocol, host_id }
+    Segment {
+        id: id(number),
+        base: number << 40,
+        size,
+        te_endpoint: name.clone(),
+        name,
+        protocol,
+        host_id,
+        locality: None,
+    }
 }
 
 pub(crate) fn caller(now_ms: u64, client: Uuid) -> CallContext<'static> {

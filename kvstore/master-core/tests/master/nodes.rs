@@ -1,12 +1,14 @@
 //! Nodes mount segments, become silent, recover, and expire.
 
 use mooncake_wire::ErrorCode;
-use mooncake_wire::types::{ClientStatus, SegmentStatus};
+use mooncake_wire::types::{ClientStatus, ReplicaMedium, SegmentLocality, SegmentStatus};
 use moongate_master_core::{
-    IntactRanges, MasterCoreOptions, PlacementStrategy, RemoveCause, StateChange, UnmountCause,
+    IntactRanges, MasterCore, MasterCoreOptions, PlacementStrategy, RemoveCause, StateChange, UnmountCause,
 };
 
-use crate::harness::{MIB, TestMasterCore, TestReplicateConfig, client_segment, endpoints, id, segment};
+use crate::harness::{
+    MIB, TENANT, TestMasterCore, TestReplicateConfig, client_segment, endpoints, id, replayed, segment,
+};
 
 fn status(world: &TestMasterCore, node: u64) -> ClientStatus {
     world.master.ping(world.now, id(100 + node)).client_status
@@ -92,6 +94,28 @@ fn restarting_client_serves_reads_last_and_gets_no_writes() {
     world.master.client_restarting(id(100 + holder));
     world.advance_with_heartbeats(10_000, &[3 - holder]);
     assert!(!world.has("one") && world.has("both"));
+}
+
+#[test]
+fn replicas_have_the_locality_of_their_segment() {
+    let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[4 * MIB]);
+    world.put("k", 10, &TestReplicateConfig::default()).unwrap();
+    let locality_of = |master: &MasterCore| match &master.peek(TENANT, &["k"])[0].as_ref().unwrap()[0].medium
+    {
+        ReplicaMedium::Memory(buffer) => buffer.locality.clone(),
+        _ => None,
+    };
+    assert_eq!(locality_of(&world.master), None);
+    let locality = |numa_node| SegmentLocality { numa_node, hca_names: vec!["mlx5_0".to_owned()] };
+    let mut near = mooncake_wire::types::Segment { locality: Some(locality(-1)), ..segment(1, 4 * MIB) };
+    let refused = world.master.mount(world.now, &near, id(101), &mut world.changes);
+    assert_eq!(refused, Err(ErrorCode::INVALID_PARAMS));
+    near.locality = Some(locality(1));
+    world.master.mount(world.now, &near, id(101), &mut world.changes).unwrap();
+    let restored = replayed(&MasterCoreOptions::default(), &world.changes, world.now);
+    for master in [&world.master, &restored] {
+        assert_eq!(locality_of(master).map(|it| (it.numa_node, it.hca_names.len())), Some((1, 1)));
+    }
 }
 
 #[test]
@@ -217,7 +241,7 @@ fn graceful_unmount_serves_reads_until_the_deadline() {
 fn share_of_a_new_node(placement: PlacementStrategy, after_ms: u64) -> usize {
     let settings = MasterCoreOptions { ramp_ms: 60_000, placement, ..MasterCoreOptions::default() };
     let mut world = TestMasterCore::new(MasterCoreOptions::default());
-    world.master = moongate_master_core::MasterCore::new(settings);
+    world.master = MasterCore::new(settings);
     for number in [1, 2] {
         world.mount(number, 1 << 40).unwrap();
     }

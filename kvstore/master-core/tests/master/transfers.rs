@@ -142,7 +142,7 @@ fn tasks_are_fetched_completed_and_queryable() {
             MoveRequest { key: "l", source: FIRST, target: FIRST },
             &mut ()
         ),
-        Err(ErrorCode::OBJECT_NOT_FOUND)
+        Err(ErrorCode::INVALID_PARAMS)
     );
     assert_eq!(
         master.create_move_task(

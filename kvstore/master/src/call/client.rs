@@ -13,6 +13,7 @@ pub(super) fn calling_client(request: &Request<&str>) -> Option<Uuid> {
         Request::MountLocalDiskSegment(arguments) | Request::OffloadObjectHeartbeat(arguments) => {
             Some(arguments.client_id)
         }
+        Request::RegisterPrefetchTask(arguments) => Some(arguments.client_id),
         Request::PutStart(arguments) | Request::UpsertStart(arguments) => Some(arguments.client_id),
         Request::PutEnd(arguments) | Request::UpsertEnd(arguments) => Some(arguments.client_id),
         Request::PutRevoke(arguments) | Request::UpsertRevoke(arguments) => Some(arguments.client_id),

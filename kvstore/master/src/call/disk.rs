@@ -26,6 +26,9 @@ serve! {
         call.core.offloaded(call.now_ms, args.client_id, &report, call.effects)
     },
     PromotionObjectHeartbeat[String](call, args) => call.core.fetch_promotions(args.client_id),
+    RegisterPrefetchTask(call, args) => {
+        call.core.register_prefetch(call.context(args.client_id, args.tenant), args.key)
+    },
     PromotionAllocStart(call, args) => {
         let request = PromotionRequest { key: args.key, size: args.size, preferred: &args.preferred_segments };
         let started = call.core.promotion_start(call.context(args.client_id, args.tenant), &request, call.effects);
@@ -40,6 +43,11 @@ serve! {
     },
     EvictDiskReplica(call, args) => {
         call.core.evict_disk_copy(call.context(args.client_id, args.tenant), args.key, args.replica_type, call.effects)
+    },
+    EvictDiskReplicaIfCurrent(call, args) => {
+        let (context, replica) =
+            (call.context(args.client_id, args.tenant), (args.replica_type, args.replica_id));
+        call.core.evict_current_disk_copy(context, args.key, replica, call.effects)
     },
     BatchEvictDiskReplica(call, args) => {
         let context = call.context(args.client_id, args.tenant);

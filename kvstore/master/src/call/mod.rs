@@ -31,6 +31,7 @@ use crate::recorder::FactRecorder;
 use crate::reply::{CallReply, write_fault};
 use crate::server::MasterServer;
 use refuse::{NOT_PERSISTED, RefusedReply};
+pub(crate) use segment::PROTOCOL_VERSION;
 
 /// Bytes of replies after which they are sent before further requests are executed.
 const MAX_REPLY_BATCH: usize = 256 * 1024;
@@ -226,8 +227,12 @@ impl CallerSession {
     ) -> Option<(RpcMethod, CallOutcome)> {
         let server = &*self.server;
         let Some(method) = RpcMethod::from_function_id(header.function_id) else {
-            if let Err(fault) = self.handle_extension(now_ms, header, body, out) {
+            if let Err(mut fault) = self.handle_extension(now_ms, header, body, out) {
                 self.server.counters.add_unknown_function();
+                if fault.code == RpcFault::NOT_REGISTERED {
+                    self.server.unknown_forms.report_function_once(header.function_id);
+                    fault = rpc::unsupported_fault(header.function_id);
+                }
                 write_fault(&fault, header.sequence, out);
             }
             return None;
@@ -318,7 +323,8 @@ fn decode(method: RpcMethod, dialects: DialectSet, body: &[u8]) -> Option<Reques
 fn execute(mut call: RpcCall<'_>, request: Request<&str>) -> CallOutcome {
     let method = request.method();
     let (outcome, written) = dispatch!(call, request:
-        ExistKey BatchExistKey BatchQueryIp BatchReplicaClear GetReplicaListByRegex GetReplicaList BatchGetReplicaList
+        ExistKey BatchExistKey ProbeKey BatchProbeKey BatchQueryIp BatchReplicaClear
+        GetReplicaListByRegex GetReplicaList BatchGetReplicaList GetReplicaListForAdmin BatchGetReplicaListForAdmin
         PutStart PutEnd PutRevoke BatchPutStart BatchPutEnd BatchPutRevoke
         UpsertStart UpsertEnd UpsertRevoke BatchUpsertStart BatchUpsertEnd BatchUpsertRevoke
         Remove RemoveByRegex RemoveAll BatchRemove
@@ -326,10 +332,10 @@ fn execute(mut call: RpcCall<'_>, request: Request<&str>) -> CallOutcome {
         UnmountNoFSegment GetAllNoFSegments GetNoFSegmentsByName
         Ping GetFsdir QuerySegmentStatus QuerySegmentStatusById GetStorageConfig ServiceReady
         MountLocalDiskSegment UnmountLocalDiskSegment OffloadObjectHeartbeat ReportSsdCapacity NotifyOffloadSuccess
-        PromotionObjectHeartbeat PromotionAllocStart NotifyPromotionSuccess NotifyPromotionFailure
+        PromotionObjectHeartbeat RegisterPrefetchTask PromotionAllocStart NotifyPromotionSuccess NotifyPromotionFailure
         CopyStart DynamicReplicaCopyStart CopyEnd DynamicReplicaCopyEnd CopyRevoke DynamicReplicaCopyRevoke
         MoveStart MoveEnd MoveRevoke
-        EvictDiskReplica BatchEvictDiskReplica PollRemoveAll
+        EvictDiskReplica BatchEvictDiskReplica EvictDiskReplicaIfCurrent PollRemoveAll
         CreateCopyTask CreateMoveTask QueryTask FetchTasks MarkTaskToComplete
     );
     if let Err(error) = written {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use mooncake_wire::ErrorCode;
 use mooncake_wire::capability::AccessRights;
 use moongate_master_core::RemoveContext;
 
@@ -13,6 +14,24 @@ serve! {
         let mut result = Vec::new();
         call.core.batch_exist(call.now_ms, args.tenant, &args.keys, &mut result);
         result.into_iter().map(Ok).collect()
+    },
+    ProbeKey(call, args) => Ok(call.core.probe(args.tenant, args.key)),
+    BatchProbeKey(call, args) => {
+        match call.core.batch_probe(call.now_ms, args.tenant, &args.keys, args.policy) {
+            Ok(found) => found.into_iter().map(Ok).collect(),
+            Err(code) => args.keys.iter().map(|_| Err(code)).collect(),
+        }
+    },
+    GetReplicaListForAdmin(call, args) => {
+        let found = call.core.probe_replicas(args.tenant, &[args.key]).pop();
+        let result = found.unwrap_or(Err(ErrorCode::OBJECT_NOT_FOUND));
+        call.reply.grant(AccessRights::Read, result.iter().flat_map(|list| &list.replicas));
+        result
+    },
+    BatchGetReplicaListForAdmin(call, args) => {
+        let result = call.core.probe_replicas(args.tenant, &args.keys);
+        call.reply.grant(AccessRights::Read, result.iter().flatten().flat_map(|list| &list.replicas));
+        result
     },
     GetReplicaList(call, args) => {
         let result = call.core.replicas(call.now_ms, args.tenant, args.key);

@@ -37,10 +37,15 @@ pub(super) fn is_durable_change(method: RpcMethod) -> bool {
         method,
         RpcMethod::ExistKey
             | RpcMethod::BatchExistKey
+            | RpcMethod::ProbeKey
+            | RpcMethod::BatchProbeKey
             | RpcMethod::BatchQueryIp
             | RpcMethod::GetReplicaListByRegex
             | RpcMethod::GetReplicaList
             | RpcMethod::BatchGetReplicaList
+            | RpcMethod::GetReplicaListForAdmin
+            | RpcMethod::BatchGetReplicaListForAdmin
+            | RpcMethod::RegisterPrefetchTask
             | RpcMethod::ReMountSegment
             | RpcMethod::ReMountNoFSegment
             | RpcMethod::GetAllNoFSegments

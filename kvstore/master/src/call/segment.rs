@@ -2,16 +2,15 @@
 
 use std::sync::Arc;
 
-use mooncake_wire::types::DEFAULT_TENANT;
 use moongate_master_core::ClientSegment;
 
 use super::serve;
 
 /// Reply of every release since 0.3.8, whatever its layouts: clients compare it with their own version.
-const VERSION: &str = "2.0.0";
+pub(crate) const PROTOCOL_VERSION: &str = "2.0.0";
 
 serve! {
-    ServiceReady[&'static str](_, _) => Ok(VERSION),
+    ServiceReady[&'static str](_, _) => Ok(PROTOCOL_VERSION),
     GetFsdir[String](call, _) => Ok(call.server.storage.fsdir.clone()),
     GetStorageConfig[String](call, _) => Ok(call.server.storage.clone()),
     MountSegment(call, args) => call.core.mount(call.now_ms, &args.segment, args.client_id, call.effects),
@@ -29,7 +28,7 @@ serve! {
     Ping(call, args) => Ok(call.core.ping(call.now_ms, args.client_id)),
     BatchQueryIp[String](call, args) => Ok(call.core.query_ip(&args.client_ids)),
     BatchReplicaClear(call, args) => {
-        let context = call.context(args.client_id, DEFAULT_TENANT);
+        let context = call.context(args.client_id, args.tenant);
         let cleared = call.core.replica_clear(context, &args.keys, args.segment, call.effects);
         Ok(cleared.into_iter().map(Arc::from).collect())
     },

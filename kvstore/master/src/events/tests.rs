@@ -53,6 +53,7 @@ impl KvEventFixture {
             te_endpoint: name,
             protocol: "tcp".to_owned(),
             host_id: String::new(),
+            locality: None,
         }
     }
 

@@ -81,7 +81,9 @@ impl HaFlags {
             address,
             replication: SocketAddr::new(rpc.ip(), replication_port),
             tls,
-            lease: Duration::from_secs(values.number("ha_lease_seconds")),
+            lease: Duration::from_secs(
+                values.number(values.set_name("ha_leader_lease_ttl_sec", "ha_lease_seconds")),
+            ),
             follower_timeout: Duration::from_millis(values.milliseconds("ha_follower_timeout").max(100)),
             force_leader: values.is_on("ha_force_leader"),
         })

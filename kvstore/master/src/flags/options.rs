@@ -21,7 +21,8 @@ use crate::server::{MasterServerOptions, RECONNECT_TIME, RpcLimits};
 const NEVER_MS: u64 = u64::MAX / 4;
 const FLAG_SECTION: &str = "settings";
 /// Mooncake's switches for features that `--data_dir` provides.
-const PERSISTENCE_FLAGS: [&str; 3] = ["enable_oplog", "enable_snapshot", "enable_snapshot_restore"];
+const PERSISTENCE_FLAGS: [&str; 4] =
+    ["enable_oplog", "enable_oplog_snapshot", "enable_snapshot", "enable_snapshot_restore"];
 
 /// Settings of the transfer metadata service.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,6 +100,11 @@ impl FlagValues {
 
     pub(super) fn milliseconds(&self, name: &str) -> u64 {
         flag::parse_duration_ms(self.text(name)).unwrap_or_default()
+    }
+
+    /// The newer name of a flag if its value is not 0, otherwise the older one.
+    pub(super) fn set_name(&self, newer: &'static str, older: &'static str) -> &'static str {
+        if self.number(newer) == 0 { older } else { newer }
     }
 
     fn seconds_ms(&self, name: &str) -> u64 {
@@ -302,8 +308,8 @@ fn core(values: &FlagValues) -> Result<MasterCoreOptions, FlagError> {
         },
         put_discard_ms: values.seconds_ms("put_start_discard_timeout_sec"),
         put_release_ms: values.seconds_ms("put_start_release_timeout_sec"),
-        client_ttl_ms: values.seconds_ms("client_ttl"),
-        client_grace_ms: values.seconds_ms("client_grace"),
+        client_ttl_ms: values.seconds_ms(values.set_name("client_active_ttl_sec", "client_ttl")),
+        client_grace_ms: values.seconds_ms(values.set_name("client_suspicion_ttl_sec", "client_grace")),
         placement,
         ramp_ms: values.milliseconds("segment_ramp"),
         multi_tenant: values.is_on("enable_multi_tenants"),
@@ -370,6 +376,17 @@ pub(super) mod tests {
             ("debug", vec!["--enable_oplog=true".to_owned()])
         );
         assert_eq!(options.ignored_flags, ["--logtostderr=true", "stray"]);
+    }
+
+    #[test]
+    fn newer_names_of_durations_take_precedence() {
+        let durations = |line: &str| {
+            let core = options(line).unwrap().server.core;
+            (core.client_ttl_ms, core.client_grace_ms)
+        };
+        assert_eq!(durations("--client_ttl=5 --client_grace=7"), (5000, 7000));
+        assert_eq!(durations("--client_ttl=5 --client_active_ttl_sec=3"), (3000, 60_000));
+        assert_eq!(durations("--client_suspicion_ttl_sec=20 --client_grace=7"), (10_000, 20_000));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! All flags: Moongate's own, and all of Mooncake's master (0.3.13) with their defaults.
+//! All flags: Moongate's own, and all of Mooncake's master (0.3.13 and 0.3.14) with their defaults.
 
 use super::flag::FlagKind::{self, Bool, Choice, Duration, Float, Number, Text};
 use super::flag::{FlagDefinition, FlagSupport};
@@ -48,7 +48,7 @@ const fn ignored(name: &'static str, kind: FlagKind, default: &'static str) -> F
 /// All flags, in the order of `--help`.
 #[rustfmt::skip]
 pub(super) const FLAGS: &[FlagDefinition] = &[
-    extension("default_dialect", Text, "0.3.13", "Mooncake release assumed for clients whose requests do not identify it"),
+    extension("default_dialect", Text, "0.3.14", "Mooncake release assumed for clients whose requests do not identify it"),
     extension("client_grace", Number(0, MAX_INT), "60", "Seconds for which the objects of a silent node are held, but not read, until it recovers"),
     extension("client_lost_on_disconnect", Bool, "true", "Treat a node as silent 2.5 s after its last connection closes, unless its memory is persistent"),
     extension("segment_ramp", Duration, "60s", "Time over which a new segment ramps up to its full share of allocations"),
@@ -92,11 +92,13 @@ pub(super) const FLAGS: &[FlagDefinition] = &[
     compatible("enable_metric_reporting", Bool, "true", "Log a summary of the metrics every ten seconds"),
     compatible("default_kv_lease_ttl", Duration, "10000", "Lease duration: how long a read protects an object from removal"),
     compatible("default_kv_soft_pin_ttl", Duration, "1800000", "Default duration of a soft pin"),
-    compatible("max_kv_soft_pin_ttl", Duration, "86400000", "Maximum duration of a soft pin"),
+    compatible("max_kv_soft_pin_ttl", Duration, "604800000", "Maximum duration of a soft pin"),
     compatible("allow_evict_soft_pinned_objects", Bool, "true", "Evict soft-pinned objects when nothing else can be evicted"),
     compatible("eviction_ratio", Float, "0.05", "Minimum fraction of objects that one eviction round removes"),
     compatible("eviction_high_watermark_ratio", Float, "0.9", "Fraction of used memory above which objects are evicted"),
     compatible("client_ttl", Number(1, MAX_INT), "10", "Seconds without a heartbeat after which a node is silent"),
+    compatible("client_active_ttl_sec", Number(0, MAX_INT), "0", "Newer name of --client_ttl; 0 means its value"),
+    compatible("client_suspicion_ttl_sec", Number(0, MAX_INT), "0", "Mooncake's name of --client_grace; 0 means its value"),
     compatible("put_start_discard_timeout_sec", COUNT, "30", "Seconds after which another client may replace an unfinished put of a key"),
     compatible("put_start_release_timeout_sec", COUNT, "600", "Seconds after which the memory of an unfinished put is freed"),
     compatible("max_total_finished_tasks", COUNT, "10000", "Maximum number of finished tasks to keep"),
@@ -139,6 +141,7 @@ pub(super) const FLAGS: &[FlagDefinition] = &[
     compatible("enable_ha", Bool, "false", "Run as one of several masters: one leader, the others replicate its state"),
     compatible("ha_backend_type", Choice(BACKENDS), "etcd", "Backend for leader election"),
     compatible("ha_backend_connstring", Text, "", "etcd endpoints as HOST:PORT, separated by ;, or a Kubernetes Lease as NAMESPACE/NAME"),
+    compatible("ha_leader_lease_ttl_sec", Number(0, 60), "0", "Mooncake's name of --ha_lease_seconds; 0 means its value"),
     compatible("etcd_endpoints", Text, "", "Older name of --ha_backend_connstring"),
     compatible("pod_name", Text, "", "With a Kubernetes Lease, the pod that is labeled mooncake.io/store-role=leader while it leads; defaults to $POD_NAME"),
     compatible("pod_namespace", Text, "", "Namespace of --pod_name; defaults to $POD_NAMESPACE"),
@@ -154,6 +157,7 @@ pub(super) const FLAGS: &[FlagDefinition] = &[
     compatible("v", INT, "0", "Above 0, log at debug level"),
     unsupported("rpc_interface", Text, "", "Network interface whose address is used instead of --rpc_address"),
     unsupported("enable_oplog", Bool, "false", "Persist the state; use --data_dir instead"),
+    unsupported("enable_oplog_snapshot", Bool, "false", "Write snapshots of the state; use --data_dir instead"),
     unsupported("enable_snapshot", Bool, "false", "Write snapshots of the state; use --data_dir instead"),
     unsupported("enable_snapshot_restore", Bool, "false", "Start from a snapshot; use --data_dir instead"),
     unsupported("enable_cxl", Bool, "false", "Use CXL memory"),
@@ -165,6 +169,7 @@ pub(super) const FLAGS: &[FlagDefinition] = &[
     ignored("cxl_size", COUNT, "8589934592"),
     ignored("drop_log_memory", Bool, "true"),
     ignored("global_file_segment_size", Number(i64::MIN, i64::MAX), "9223372036854775807"),
+    ignored("handler_worker_thread_num", COUNT, "0"),
     ignored("helpfull", Bool, "false"),
     ignored("helpmatch", Text, ""),
     ignored("helpon", Text, ""),
@@ -203,6 +208,7 @@ pub(super) const FLAGS: &[FlagDefinition] = &[
     ignored("snapshot_catalog_store_connstring", Text, ""),
     ignored("snapshot_catalog_store_type", Text, ""),
     ignored("snapshot_child_timeout_seconds", COUNT, "300"),
+    ignored("snapshot_chunk_object_count", COUNT, "1000000"),
     ignored("snapshot_object_store_type", Text, ""),
     ignored("snapshot_payload_backend_type", Text, ""),
     ignored("snapshot_payload_store_type", Text, ""),
@@ -212,6 +218,9 @@ pub(super) const FLAGS: &[FlagDefinition] = &[
     ignored("symbolize_stacktrace", Bool, "true"),
     ignored("tab_completion_columns", INT, "80"),
     ignored("tab_completion_word", Text, ""),
+    ignored("tenant_eviction_high_watermark_ratio", Float, "0.9"),
     ignored("use_mmap_arena_allocator", Bool, "false"),
     ignored("vmodule", Text, ""),
+    ignored("weight_import_idle_timeout_ms", COUNT, "300000"),
+    ignored("weight_management_oplog_capability_confirmed", Bool, "false"),
 ];

@@ -13,6 +13,7 @@ mod objects;
 mod response;
 mod segments;
 mod snapshot;
+mod soft_pins;
 mod status;
 mod tenants;
 #[cfg(test)]
@@ -60,6 +61,7 @@ pub fn admin_router(admin: Arc<AdminContext>) -> Router {
     let with_404 = |route: MethodRouter<Arc<AdminContext>>| route.fallback(response::no_such_path);
     let status_routes = Router::new()
         .route("/health", with_404(get(status::health)))
+        .route("/version", with_404(get(status::version)))
         .route("/role", with_404(get(status::role)))
         .route("/ha_status", with_404(get(status::ha_status)))
         .route("/leader", with_404(get(status::leader)))
@@ -82,6 +84,9 @@ pub fn admin_router(admin: Arc<AdminContext>) -> Router {
         .route("/api/v1/drain_jobs/cancel", with_404(post(drain::cancel)))
         .route("/api/v1/tenant_quotas", with_404(quotas))
         .route("/api/v1/remove_all", with_404(post(objects::remove_all)))
+        .route("/api/v1/soft_pin", with_404(post(soft_pins::pin)))
+        .route("/api/v1/soft_unpin", with_404(post(soft_pins::unpin)))
+        .route("/api/v1/dfs/shard_count", with_404(get(status::dfs_shard_count)))
         .route("/api/v1/describe_prompts", with_404(post(describe_prompts::post)))
         .route("/api/v1/peek", with_404(get(inspect::peek).post(inspect::peek_lines)))
         .route("/api/v1/prefixes", with_404(get(inspect::prefixes)))

@@ -3,10 +3,12 @@
 use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
+use mooncake_wire::ErrorCode;
 use mooncake_wire::admin::{HealthResponse, KvEventsStatus};
 use serde::Serialize;
 
 use super::{AdminContext, SharedAdminContext, response};
+use crate::call::PROTOCOL_VERSION;
 use crate::journal::DataDirStatus;
 use crate::metrics;
 use crate::recovery::RecoveryOutcome;
@@ -48,6 +50,23 @@ pub(super) async fn role(State(admin): SharedAdminContext) -> Response {
 
 pub(super) async fn ha_status(State(admin): SharedAdminContext) -> Response {
     response::plain_text(admin.server.leadership.load().state.name())
+}
+
+#[derive(Serialize)]
+struct VersionResponse {
+    /// Version of the protocol: the reply to `ServiceReady`.
+    version: &'static str,
+    display_version: &'static str,
+}
+
+pub(super) async fn version() -> Response {
+    let display_version = concat!("moongate ", env!("CARGO_PKG_VERSION"));
+    response::ok(&VersionResponse { version: PROTOCOL_VERSION, display_version })
+}
+
+/// The response of a master without a distributed file system.
+pub(super) async fn dfs_shard_count() -> Response {
+    response::failed(ErrorCode::UNAVAILABLE_IN_CURRENT_MODE)
 }
 
 #[derive(Serialize)]

@@ -13,9 +13,15 @@ pub(crate) fn field_min_size<'a, T, F: Unpack<'a>>(_field: fn(&T) -> &F, dialect
     F::min_size(dialect)
 }
 
+/// Whether the field that `_field` returns has compatible members.
+pub(crate) fn field_has_compatible<T, F: Pack>(_field: fn(&T) -> &F, dialect: Dialect) -> bool {
+    F::has_compatible(dialect)
+}
+
 /// Declares the wire layout of a struct: `layout! { Name<S> { field, field since V0_3_12, … } }`, in wire order.
 ///
 /// A field with `since` is omitted in older dialects; when read in those, it has its default or the value after `or`.
+/// `layout! { Name<S> { … } compatible since V0_3_14 { member, … } }` declares compatible members, which are options.
 macro_rules! layout {
     (@since) => { $crate::Dialect::OLDEST };
     (@since $since:ident) => { $crate::Dialect::$since };
@@ -46,12 +52,12 @@ macro_rules! layout {
             _ => $out.push($crate::pack::type_marker::END),
         }
     };
-    ($name:ident $(<$s:ident>)? { $($fields:tt)* }) => {
-        $crate::pack::layout!(@impl literal $name $(<$s>)? { $($fields)* });
+    ($name:ident $(<$s:ident>)? { $($fields:tt)* } $($compatible:tt)*) => {
+        $crate::pack::layout!(@impl literal $name $(<$s>)? { $($fields)* } $($compatible)*);
     };
     (@impl $kind:ident $name:ident $(<$s:ident>)? {
         $($field:ident $(since $since:ident $(or $default:expr)?)?),+ $(,)?
-    }) => {
+    } $(compatible since $compatible_since:ident { $($member:ident),+ $(,)? })?) => {
         impl $(<$s: $crate::pack::Pack>)? $crate::pack::Pack for $name $(<$s>)? {
             fn literal(dialect: $crate::Dialect, out: &mut Vec<u8>) {
                 let mut count = 0;
@@ -72,6 +78,26 @@ macro_rules! layout {
                 })+
                 Ok(())
             }
+
+            fn has_compatible(dialect: $crate::Dialect) -> bool {
+                $(dialect >= $crate::Dialect::$compatible_since ||)?
+                $((dialect >= $crate::pack::layout!(@since $($since)?)
+                    && $crate::pack::field_has_compatible(|value: &Self| &value.$field, dialect)) ||)+
+                false
+            }
+
+            fn write_compatible(
+                &self,
+                writer: &mut $crate::pack::PackWriter<'_>,
+            ) -> Result<(), $crate::pack::PackError> {
+                $(if writer.dialect() >= $crate::pack::layout!(@since $($since)?) {
+                    $crate::pack::Pack::write_compatible(&self.$field, writer)?;
+                })+
+                $(if writer.dialect() >= $crate::Dialect::$compatible_since {
+                    $($crate::pack::Pack::write(&self.$member, writer)?;)+
+                })?
+                Ok(())
+            }
         }
 
         impl<'a, $($s: $crate::pack::WireString<'a>)?> $crate::pack::Unpack<'a> for $name $(<$s>)? {
@@ -88,7 +114,20 @@ macro_rules! layout {
             ) -> Result<Self, $crate::pack::UnpackError> {
                 Ok(Self { $(
                     $field: $crate::pack::layout!(@read reader $(since $since $(or $default)?)?),
-                )+ })
+                )+ $($($member: None,)+)? })
+            }
+
+            fn read_compatible(
+                &mut self,
+                reader: &mut $crate::pack::PackReader<'a>,
+            ) -> Result<(), $crate::pack::UnpackError> {
+                $(if reader.dialect() >= $crate::pack::layout!(@since $($since)?) {
+                    $crate::pack::Unpack::read_compatible(&mut self.$field, reader)?;
+                })+
+                $(if reader.dialect() >= $crate::Dialect::$compatible_since {
+                    $(self.$member = reader.compatible()?;)+
+                })?
+                Ok(())
             }
         }
     };

@@ -4,6 +4,11 @@
 //! a hash of the type's literal, so both sides must use exactly the same layout. All lengths of one value have the same width,
 //! determined by the longest one. Debug builds of Mooncake, which include the published wheels, also send the literal; it is checked
 //! if present and never sent.
+//!
+//! A release can add members to a struct without another hash (`struct_pack::compatible`). They are optional, are not part of the
+//! literal, and follow after all other fields of the message, in the same order: those of every element of a list, for example. The
+//! metadata of such messages has the size of the message, by which a reader recognizes that members are missing. Releases that lack
+//! the members ignore the rest of the message.
 
 mod layout;
 mod primitive;
@@ -15,7 +20,7 @@ use md5::{Digest, Md5};
 
 use crate::dialect::Dialect;
 
-pub(crate) use layout::{arguments, field_literal, field_min_size, layout, wire_code};
+pub(crate) use layout::{arguments, field_has_compatible, field_literal, field_min_size, layout, wire_code};
 pub use reader::{PackReader, UnpackError};
 pub use writer::{PackError, PackWriter};
 
@@ -27,6 +32,8 @@ pub(crate) mod type_marker {
     pub(crate) const OPTIONAL: u8 = 0x85;
     pub(crate) const VARIANT: u8 = 0x86;
     pub(crate) const EXPECTED: u8 = 0x87;
+    /// Packing or alignment of eight bytes, at the end of a struct that is copied as it is in memory: 129 + 8.
+    pub(crate) const ALIGNED_8: u8 = 0x89;
     pub(crate) const VOID: u8 = 0xfa;
     pub(crate) const STRUCT: u8 = 0xfd;
     pub(crate) const END: u8 = 0xff;
@@ -38,8 +45,12 @@ const HEAD_HAS_META: u32 = 1;
 const META_LITERAL: u8 = 1 << 2;
 /// Shift of the width of lengths in the metadata; the width is a power of two.
 const META_WIDTH_SHIFT: u8 = 3;
-/// Mask of the metadata: width of a size field, present if a newer peer has added fields at the end.
+/// Mask of the metadata: width of a field with the message's size, present if its type has compatible members.
 const META_COMPATIBLE: u8 = 0b11;
+/// The size has two bytes.
+const META_COMPATIBLE_U16: u8 = 0b01;
+/// The size has four bytes.
+const META_COMPATIBLE_U32: u8 = 0b10;
 /// Mask of the metadata: undefined bits.
 const META_UNKNOWN: u8 = 0b1110_0000;
 
@@ -53,6 +64,19 @@ pub trait Pack {
     /// # Errors
     /// When the value cannot be expressed in the writer's dialect, or a length does not fit its width.
     fn write(&self, writer: &mut PackWriter<'_>) -> Result<(), PackError>;
+
+    /// Whether values have compatible members in a dialect: optional ones at the end of the message.
+    fn has_compatible(_dialect: Dialect) -> bool {
+        false
+    }
+
+    /// Appends the compatible members.
+    ///
+    /// # Errors
+    /// As [`Pack::write`].
+    fn write_compatible(&self, _writer: &mut PackWriter<'_>) -> Result<(), PackError> {
+        Ok(())
+    }
 }
 
 /// A type that can be unpacked from bytes with lifetime `'a`.
@@ -65,6 +89,14 @@ pub trait Unpack<'a>: Pack + Sized {
     /// # Errors
     /// When the bytes are not such a value.
     fn read(reader: &mut PackReader<'a>) -> Result<Self, UnpackError>;
+
+    /// Reads the compatible members, which are absent after [`Unpack::read`].
+    ///
+    /// # Errors
+    /// As [`Unpack::read`].
+    fn read_compatible(&mut self, _reader: &mut PackReader<'a>) -> Result<(), UnpackError> {
+        Ok(())
+    }
 }
 
 /// The caller's string type: `&str` borrows from the input, `String` and `Arc<str>` own.
@@ -77,6 +109,7 @@ impl<'a, T: Unpack<'a> + Default + From<&'a str>> WireString<'a> for T {}
 pub struct TypeSignature {
     literal: Box<[u8]>,
     hash: u32,
+    has_compatible: bool,
 }
 
 impl TypeSignature {
@@ -85,7 +118,7 @@ impl TypeSignature {
         let mut literal = Vec::new();
         T::literal(dialect, &mut literal);
         let hash = md5_prefix(&literal) & !HEAD_HAS_META;
-        Self { literal: literal.into(), hash }
+        Self { literal: literal.into(), hash, has_compatible: T::has_compatible(dialect) }
     }
 
     /// The type literal, without its terminating zero byte.
@@ -96,6 +129,11 @@ impl TypeSignature {
     /// The type hash. Its lowest bit is always clear.
     pub fn hash(&self) -> u32 {
         self.hash
+    }
+
+    /// Whether the type has compatible members, which are not part of the literal.
+    pub fn has_compatible(&self) -> bool {
+        self.has_compatible
     }
 }
 
@@ -109,6 +147,11 @@ pub(crate) fn md5_prefix(bytes: &[u8]) -> u32 {
 pub fn type_hash(packed: &[u8]) -> Option<u32> {
     let head = packed.first_chunk()?;
     Some(u32::from_le_bytes(*head) & !HEAD_HAS_META)
+}
+
+/// Whether a packed value states its size: its type has compatible members in the writer's release.
+pub(crate) fn states_size(packed: &[u8]) -> bool {
+    matches!(packed, [head, _, _, _, meta, ..] if u32::from(*head) & HEAD_HAS_META != 0 && meta & META_COMPATIBLE != 0)
 }
 
 /// Appends a packed value. `signature` must be that of `T` in `dialect`.
@@ -125,8 +168,15 @@ pub fn encode<T: Pack>(
     let mut written = Err(PackError::LengthTooWide);
     for width_log2 in 0..=3 {
         PackWriter::begin(signature, width_log2, out);
-        written = value.write(&mut PackWriter::new(out, 1 << width_log2, dialect));
+        let mut writer = PackWriter::new(out, 1 << width_log2, dialect);
+        written = value.write(&mut writer);
+        if written.is_ok() && signature.has_compatible {
+            written = value.write_compatible(&mut writer);
+        }
         if written.is_ok() {
+            if signature.has_compatible {
+                writer::fill_size(out, start);
+            }
             return Ok(());
         }
         out.truncate(start);
@@ -147,7 +197,13 @@ pub fn decode<'a, T: Unpack<'a>>(
     dialect: Dialect,
 ) -> Result<T, UnpackError> {
     let mut reader = PackReader::open(packed, signature, dialect)?;
-    let value = T::read(&mut reader)?;
+    let mut value = T::read(&mut reader)?;
+    if signature.has_compatible && reader.may_continue() {
+        value.read_compatible(&mut reader)?;
+    }
     reader.finish()?;
     Ok(value)
 }
+
+#[cfg(test)]
+mod tests;

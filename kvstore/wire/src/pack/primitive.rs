@@ -117,6 +117,17 @@ impl<T: Pack> Pack for Vec<T> {
         writer.length(self.len())?;
         self.iter().try_for_each(|element| element.write(writer))
     }
+
+    fn has_compatible(dialect: Dialect) -> bool {
+        T::has_compatible(dialect)
+    }
+
+    fn write_compatible(&self, writer: &mut PackWriter<'_>) -> Result<(), PackError> {
+        if !T::has_compatible(writer.dialect()) {
+            return Ok(());
+        }
+        self.iter().try_for_each(|element| element.write_compatible(writer))
+    }
 }
 
 impl<'a, T: Unpack<'a>> Unpack<'a> for Vec<T> {
@@ -131,6 +142,13 @@ impl<'a, T: Unpack<'a>> Unpack<'a> for Vec<T> {
             elements.push(T::read(reader)?);
         }
         Ok(elements)
+    }
+
+    fn read_compatible(&mut self, reader: &mut PackReader<'a>) -> Result<(), UnpackError> {
+        if !T::has_compatible(reader.dialect()) {
+            return Ok(());
+        }
+        self.iter_mut().try_for_each(|element| element.read_compatible(reader))
     }
 }
 
@@ -149,6 +167,14 @@ impl<K: Pack, V: Pack> Pack for BTreeMap<K, V> {
         }
         Ok(())
     }
+
+    fn has_compatible(dialect: Dialect) -> bool {
+        V::has_compatible(dialect)
+    }
+
+    fn write_compatible(&self, writer: &mut PackWriter<'_>) -> Result<(), PackError> {
+        self.values().try_for_each(|value| value.write_compatible(writer))
+    }
 }
 
 impl<'a, K: Unpack<'a> + Ord, V: Unpack<'a>> Unpack<'a> for BTreeMap<K, V> {
@@ -165,6 +191,11 @@ impl<'a, K: Unpack<'a> + Ord, V: Unpack<'a>> Unpack<'a> for BTreeMap<K, V> {
         }
         Ok(map)
     }
+
+    /// They are not read: they have the order of the sender's map, which is not sorted in Mooncake.
+    fn read_compatible(&mut self, _: &mut PackReader<'a>) -> Result<(), UnpackError> {
+        Ok(())
+    }
 }
 
 impl<T: Pack> Pack for Option<T> {
@@ -177,6 +208,14 @@ impl<T: Pack> Pack for Option<T> {
         self.is_some().write(writer)?;
         self.as_ref().map_or(Ok(()), |value| value.write(writer))
     }
+
+    fn has_compatible(dialect: Dialect) -> bool {
+        T::has_compatible(dialect)
+    }
+
+    fn write_compatible(&self, writer: &mut PackWriter<'_>) -> Result<(), PackError> {
+        self.as_ref().map_or(Ok(()), |value| value.write_compatible(writer))
+    }
 }
 
 impl<'a, T: Unpack<'a>> Unpack<'a> for Option<T> {
@@ -186,6 +225,10 @@ impl<'a, T: Unpack<'a>> Unpack<'a> for Option<T> {
 
     fn read(reader: &mut PackReader<'a>) -> Result<Self, UnpackError> {
         if bool::read(reader)? { T::read(reader).map(Some) } else { Ok(None) }
+    }
+
+    fn read_compatible(&mut self, reader: &mut PackReader<'a>) -> Result<(), UnpackError> {
+        self.as_mut().map_or(Ok(()), |value| value.read_compatible(reader))
     }
 }
 
@@ -203,6 +246,14 @@ impl<T: Pack> Pack for Result<T, ErrorCode> {
             Err(code) => code.write(writer),
         }
     }
+
+    fn has_compatible(dialect: Dialect) -> bool {
+        T::has_compatible(dialect)
+    }
+
+    fn write_compatible(&self, writer: &mut PackWriter<'_>) -> Result<(), PackError> {
+        self.as_ref().map_or(Ok(()), |value| value.write_compatible(writer))
+    }
 }
 
 impl<'a, T: Unpack<'a>> Unpack<'a> for Result<T, ErrorCode> {
@@ -212,5 +263,9 @@ impl<'a, T: Unpack<'a>> Unpack<'a> for Result<T, ErrorCode> {
 
     fn read(reader: &mut PackReader<'a>) -> Result<Self, UnpackError> {
         if bool::read(reader)? { T::read(reader).map(Ok) } else { ErrorCode::read(reader).map(Err) }
+    }
+
+    fn read_compatible(&mut self, reader: &mut PackReader<'a>) -> Result<(), UnpackError> {
+        self.as_mut().map_or(Ok(()), |value| value.read_compatible(reader))
     }
 }

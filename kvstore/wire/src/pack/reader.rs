@@ -48,7 +48,7 @@ pub struct PackReader<'a> {
     /// Size of every length in bytes.
     width: usize,
     dialect: Dialect,
-    /// Whether a newer peer may have added fields at the end.
+    /// Whether compatible members, also unknown ones, may follow the fields.
     extended: bool,
 }
 
@@ -77,7 +77,10 @@ impl<'a> PackReader<'a> {
             power => 1 << power,
         };
         reader.extended = size_field != 0;
-        reader.take(size_field)?;
+        let size = reader.number(size_field)?;
+        if reader.extended && size > packed.len() {
+            return Err(UnpackError::Truncated);
+        }
         if meta & META_LITERAL != 0 {
             let literal = reader.take(signature.literal().len())?;
             if literal != signature.literal() || reader.byte()? != 0 {
@@ -134,11 +137,29 @@ impl<'a> PackReader<'a> {
     }
 
     fn length(&mut self) -> Result<usize, UnpackError> {
+        self.number(self.width)
+    }
+
+    /// Reads a number of `size` bytes, at most eight.
+    fn number(&mut self, size: usize) -> Result<usize, UnpackError> {
         let mut number = [0; 8];
-        let bytes = self.take(self.width)?;
+        let bytes = self.take(size)?;
         number[..bytes.len()].copy_from_slice(bytes);
         // A length beyond the address space is beyond the input too.
         usize::try_from(u64::from_le_bytes(number)).map_err(|_| UnpackError::Truncated)
+    }
+
+    /// Whether compatible members follow.
+    pub(super) fn may_continue(&self) -> bool {
+        self.extended && !self.rest.is_empty()
+    }
+
+    /// Reads a compatible member, which is absent if the message ends before it: its writer's release lacks it.
+    ///
+    /// # Errors
+    /// As [`Unpack::read`].
+    pub(crate) fn compatible<T: Unpack<'a>>(&mut self) -> Result<Option<T>, UnpackError> {
+        if self.may_continue() { self.read() } else { Ok(None) }
     }
 
     /// Reads the number of elements of a container, which is limited by the remaining input.

@@ -2,7 +2,7 @@
 
 use bytes::{BufMut, BytesMut};
 
-use super::{HEAD_HAS_META, META_WIDTH_SHIFT, TypeSignature};
+use super::{HEAD_HAS_META, META_COMPATIBLE_U16, META_COMPATIBLE_U32, META_WIDTH_SHIFT, TypeSignature};
 use crate::dialect::Dialect;
 
 /// Why a value could not be written.
@@ -38,13 +38,19 @@ impl<'b> PackWriter<'b> {
         Self { out, width, dialect }
     }
 
-    /// Appends the head, and the metadata if lengths are wider than one byte.
+    /// Appends the head, and the metadata if lengths are wider than one byte or the message has a size. The size, of two bytes, is
+    /// filled in by [`fill_size`].
     pub(super) fn begin(signature: &TypeSignature, width_log2: u8, out: &mut BytesMut) {
-        if width_log2 == 0 {
+        let width = width_log2 << META_WIDTH_SHIFT;
+        if signature.has_compatible() {
+            out.put_u32_le(signature.hash() | HEAD_HAS_META);
+            out.put_u8(width | META_COMPATIBLE_U16);
+            out.put_u16_le(0);
+        } else if width_log2 == 0 {
             out.put_u32_le(signature.hash());
         } else {
             out.put_u32_le(signature.hash() | HEAD_HAS_META);
-            out.put_u8(width_log2 << META_WIDTH_SHIFT);
+            out.put_u8(width);
         }
     }
 
@@ -80,4 +86,26 @@ impl<'b> PackWriter<'b> {
         self.put(text.as_bytes());
         Ok(())
     }
+}
+
+/// Offset of the metadata in a message.
+const META_OFFSET: usize = 4;
+/// Offset of the size.
+const SIZE_OFFSET: usize = META_OFFSET + 1;
+
+/// Writes the size of the message that starts at `start`, and makes its field wider if two bytes do not suffice.
+pub(super) fn fill_size(out: &mut BytesMut, start: usize) {
+    let size = out.len() - start;
+    let field = start + SIZE_OFFSET;
+    if let Ok(size) = u16::try_from(size) {
+        out[field..field + size_of::<u16>()].copy_from_slice(&size.to_le_bytes());
+        return;
+    }
+    // Frames are smaller than 4 GiB, so more is rejected later.
+    let size = u32::try_from(size + size_of::<u16>()).unwrap_or(u32::MAX);
+    out.put_u16_le(0);
+    let moved = field + size_of::<u16>()..out.len() - size_of::<u16>();
+    out.copy_within(moved, field + size_of::<u32>());
+    out[start + META_OFFSET] = out[start + META_OFFSET] & !META_COMPATIBLE_U16 | META_COMPATIBLE_U32;
+    out[field..field + size_of::<u32>()].copy_from_slice(&size.to_le_bytes());
 }

@@ -2,8 +2,8 @@
 
 use crate::pack::arguments;
 use crate::types::{
-    DEFAULT_TENANT, NofSegment, ObjectMeta, OffloadTask, ReplicaType, ReplicateConfig, Segment,
-    StorageObjectMetadata, TaskCompletion, Uuid,
+    DEFAULT_TENANT, GrantLeasePolicy, NofSegment, ObjectMeta, OffloadTask, ReplicaType, ReplicateConfig,
+    Segment, StorageObjectMetadata, TaskCompletion, Uuid,
 };
 
 /// Declares argument structs together with their layouts. Many have the field `tenant`: the tenant that owns the keys, which
@@ -39,6 +39,14 @@ argument_structs! {
         tenant: S [since V0_3_12 or S::from(DEFAULT_TENANT)],
     }
 
+    /// Several keys of a tenant to look up.
+    BatchProbeArguments<S> {
+        /// Which of the keys to lease.
+        policy: GrantLeasePolicy,
+        keys: Vec<S>,
+        tenant: S,
+    }
+
     ClientsArguments {
         client_ids: Vec<Uuid>,
     }
@@ -48,6 +56,8 @@ argument_structs! {
         keys: Vec<S>,
         client_id: Uuid,
         segment: S,
+        /// The tenant that owns the keys. Unlike in other RPCs, since 0.3.14.
+        tenant: S [since V0_3_14 or S::from(DEFAULT_TENANT)],
     }
 
     /// The start of a put.
@@ -287,6 +297,17 @@ argument_structs! {
         tenant: S [since V0_3_12 or S::from(DEFAULT_TENANT)],
         /// Type of the removed replica.
         replica_type: ReplicaType,
+    }
+
+    /// A disk replica that was removed.
+    EvictDiskIfCurrentArguments<S> {
+        client_id: Uuid,
+        key: S,
+        tenant: S,
+        /// Type of the removed replica.
+        replica_type: ReplicaType,
+        /// Id of the removed replica.
+        replica_id: u64,
     }
 
     /// Several disk replicas that were removed.

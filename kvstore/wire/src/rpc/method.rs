@@ -18,6 +18,11 @@ pub type MasterResult<T> = Result<T, ErrorCode>;
 /// Prefix of the RPC's name in the text whose MD5 is the function id.
 const SERVICE: &str = "mooncake::WrappedMasterService::";
 
+/// Function id of the RPC with this name.
+pub(super) fn function_id_of(name: &str) -> u32 {
+    pack::md5_prefix(format!("{SERVICE}{name}").as_bytes())
+}
+
 /// An RPC as a type, with the types of its arguments and its reply.
 pub trait RpcDefinition {
     const METHOD: RpcMethod;
@@ -97,7 +102,7 @@ struct MethodSignatures {
 impl MethodSignatures {
     fn of<M: RpcTypeSignatures>() -> Self {
         Self {
-            function_id: pack::md5_prefix(format!("{SERVICE}{}", M::METHOD.name()).as_bytes()),
+            function_id: function_id_of(M::METHOD.name()),
             arguments: Dialect::ALL.map(M::arguments),
             replies: Dialect::ALL.map(M::reply),
         }
@@ -146,21 +151,38 @@ impl RpcMethod {
     /// The dialects in which a request's body is valid. With more than one, the dialect of earlier requests on the connection, or
     /// from that host, must determine the dialect of the reply. Empty if no known release sends such a request.
     pub fn request_dialects(self, body: &[u8]) -> DialectSet {
-        let hash = pack::type_hash(body);
-        let fits = |dialect: &Dialect| {
-            let signature = self.arguments_signature(*dialect);
-            match hash {
-                Some(hash) => !signature.literal().is_empty() && signature.hash() == hash,
-                None => signature.literal().is_empty() && body.is_empty(),
-            }
-        };
-        self.dialects().iter().filter(fits).collect()
+        if body.is_empty() {
+            let fits = |dialect: &Dialect| self.arguments_signature(*dialect).literal().is_empty();
+            return self.dialects().iter().filter(fits).collect();
+        }
+        matching(body, self.dialects(), |dialect| self.arguments_signature(dialect))
     }
 
     /// The dialects in which a reply's body is valid.
     pub fn reply_dialects(self, body: &[u8]) -> DialectSet {
-        let Some(hash) = pack::type_hash(body) else { return DialectSet::EMPTY };
-        let fits = |dialect: &Dialect| self.reply_signature(*dialect).hash() == hash;
-        self.dialects().iter().filter(fits).collect()
+        matching(body, self.dialects(), |dialect| self.reply_signature(dialect))
     }
+}
+
+/// The dialects of which a signature matches a packed value. A size tells apart dialects that differ only in compatible members.
+fn matching(
+    body: &[u8],
+    dialects: DialectSet,
+    signature_of: impl Fn(Dialect) -> &'static TypeSignature,
+) -> DialectSet {
+    let Some(hash) = pack::type_hash(body) else { return DialectSet::EMPTY };
+    let states_size = pack::states_size(body);
+    let (mut fits, mut fits_exactly) = (DialectSet::EMPTY, DialectSet::EMPTY);
+    for dialect in dialects.iter() {
+        let signature = signature_of(dialect);
+        // No message of a type without literal has a body.
+        if signature.hash() == hash && !signature.literal().is_empty() {
+            fits.insert(dialect);
+            if signature.has_compatible() == states_size {
+                fits_exactly.insert(dialect);
+            }
+        }
+    }
+    // A later release may have added the first compatible members of a type.
+    if fits_exactly.is_empty() { fits } else { fits_exactly }
 }

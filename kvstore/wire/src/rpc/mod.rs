@@ -10,12 +10,14 @@ mod arguments;
 mod method;
 mod request;
 mod table;
+mod unsupported;
 
 use bytes::BytesMut;
 
 pub use arguments::*;
 pub use method::*;
 pub use request::Request;
+pub use unsupported::{unsupported_fault, unsupported_function};
 
 use crate::dialect::{Dialect, DialectSet};
 use crate::frame::{self, RequestHeader, ResponseHeader};

@@ -8,6 +8,10 @@ macro_rules! rpcs {
             ExistKey(KeyArguments<S>) -> MasterResult<bool>;
             /// Whether objects exist. Leases them.
             BatchExistKey(KeysArguments<S>) -> Vec<MasterResult<bool>>;
+            /// As `ExistKey`, without a lease.
+            ProbeKey(KeyArguments<S>) -> MasterResult<bool>, since V0_3_14;
+            /// As `BatchExistKey`, with leases by a policy.
+            BatchProbeKey(BatchProbeArguments<S>) -> Vec<MasterResult<bool>>, since V0_3_14;
             /// IP addresses of the given clients.
             BatchQueryIp(ClientsArguments) -> MasterResult<BTreeMap<Uuid, Vec<S>>>;
             /// Removes replicas from a segment, and returns the cleared keys.
@@ -18,6 +22,10 @@ macro_rules! rpcs {
             GetReplicaList(KeyArguments<S>) -> MasterResult<ReplicaList<S>>;
             /// The replicas of objects. Leases them.
             BatchGetReplicaList(KeysArguments<S>) -> Vec<MasterResult<ReplicaList<S>>>;
+            /// As `GetReplicaList`, without a lease and without effect on statistics and promotion.
+            GetReplicaListForAdmin(KeyArguments<S>) -> MasterResult<ReplicaList<S>>, since V0_3_14;
+            /// As `BatchGetReplicaList`, without leases and without effect on statistics and promotion.
+            BatchGetReplicaListForAdmin(KeysArguments<S>) -> Vec<MasterResult<ReplicaList<S>>>, since V0_3_14;
             /// Allocates space for an object.
             PutStart(PutStartArguments<S>) -> MasterResult<Vec<ReplicaDescriptor<S>>>;
             /// Ends a put: the object becomes readable.
@@ -92,6 +100,8 @@ macro_rules! rpcs {
             NotifyOffloadSuccess(OffloadedArguments<S>) -> MasterResult<()>;
             /// Fetches objects to promote to memory.
             PromotionObjectHeartbeat(ClientArguments) -> MasterResult<OffloadTasks<S>>, since V0_3_11;
+            /// Registers the promotion of an object that the calling client has on its disk.
+            RegisterPrefetchTask(ClientKeyArguments<S>) -> MasterResult<()>, since V0_3_14;
             /// Allocates memory for an object to promote.
             PromotionAllocStart(PromotionArguments<S>) -> MasterResult<PromotionAllocation<S>>, since V0_3_11;
             /// Reports that a promotion is complete.
@@ -120,6 +130,8 @@ macro_rules! rpcs {
             EvictDiskReplica(EvictDiskArguments<S>) -> MasterResult<()>, since V0_3_10;
             /// As `EvictDiskReplica`, for several objects.
             BatchEvictDiskReplica(BatchEvictDiskArguments<S>) -> Vec<MasterResult<()>>, since V0_3_10_post2;
+            /// As `EvictDiskReplica`, if the replica is still the given one. Returns whether it was.
+            EvictDiskReplicaIfCurrent(EvictDiskIfCurrentArguments<S>) -> MasterResult<bool>, since V0_3_14;
             /// Whether all objects were removed since the last poll.
             PollRemoveAll(ClientArguments) -> MasterResult<bool>, since V0_3_12;
             /// Creates a task to copy an object.

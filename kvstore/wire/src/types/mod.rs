@@ -4,6 +4,7 @@
 
 mod object;
 mod offload;
+mod probe;
 mod replica;
 mod segment;
 mod task;
@@ -11,11 +12,14 @@ mod uuid;
 
 pub use object::{DataType, ObjectMeta, ReplicateConfig, SoftPin, SoftPinAction};
 pub use offload::{OffloadTask, OffloadTasks, StorageConfig, StorageObjectMetadata};
+pub use probe::{GrantLeasePolicy, ProbePolicy};
 pub use replica::{
     BufferDescriptor, DfsReplica, DiskReplica, LocalDiskReplica, ReplicaDescriptor, ReplicaList,
     ReplicaMedium, ReplicaStatus, ReplicaType,
 };
-pub use segment::{ClientStatus, NofSegment, NofSegmentOwner, PingReply, Segment, SegmentStatus};
+pub use segment::{
+    ClientStatus, NofSegment, NofSegmentOwner, PingReply, Segment, SegmentLocality, SegmentStatus,
+};
 pub use task::{
     CopyPlan, MovePlan, PromotionAllocation, TaskAssignment, TaskCompletion, TaskReport, TaskStatus, TaskType,
 };

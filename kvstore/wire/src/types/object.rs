@@ -102,6 +102,14 @@ pub struct ReplicateConfig<S> {
     pub host_id: S,
     /// Per object of a batch, the group that is leased and evicted as a whole. Since 0.3.12.
     pub group_ids: Option<Vec<S>>,
+    /// Per object of a batch, the session (conversation) that it belongs to. Since 0.3.14.
+    pub session_ids: Option<Vec<S>>,
+    /// Names of network devices: segments of which the node has one of them are tried first. Since 0.3.14.
+    pub preferred_hca_names: Option<Vec<S>>,
+    /// As `preferred_hca_names`, per object of a batch. Since 0.3.14.
+    pub per_key_preferred_hca_names: Option<Vec<Vec<S>>>,
+    /// Per object of a batch, the id of objects that should be in the same tier of storage. Since 0.3.14.
+    pub residency_affinity_ids: Option<Vec<S>>,
 }
 
 layout! { ReplicateConfig<S> {
@@ -117,6 +125,11 @@ layout! { ReplicateConfig<S> {
     data_type since V0_3_11,
     host_id since V0_3_12,
     group_ids since V0_3_12,
+} compatible since V0_3_14 {
+    session_ids,
+    preferred_hca_names,
+    per_key_preferred_hca_names,
+    residency_affinity_ids,
 } }
 
 impl<S: Default> Default for ReplicateConfig<S> {
@@ -134,6 +147,10 @@ impl<S: Default> Default for ReplicateConfig<S> {
             data_type: DataType::UNKNOWN,
             host_id: S::default(),
             group_ids: None,
+            session_ids: None,
+            preferred_hca_names: None,
+            per_key_preferred_hca_names: None,
+            residency_affinity_ids: None,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Replicas: where the bytes of an object are.
 
-use super::Uuid;
+use super::{SegmentLocality, Uuid};
 use crate::dialect::Dialect;
 use crate::pack::{
     Pack, PackError, PackReader, PackWriter, Unpack, UnpackError, WireString, layout, type_marker, wire_code,
@@ -44,9 +44,11 @@ pub struct BufferDescriptor<S> {
     pub protocol: S,
     /// Transfer endpoint: the node's `host:port`.
     pub endpoint: S,
+    /// Location of the memory in its node, if it is known. Since 0.3.14.
+    pub locality: Option<SegmentLocality<S>>,
 }
 
-layout! { BufferDescriptor<S> { size, address, protocol, endpoint } }
+layout! { BufferDescriptor<S> { size, address, protocol, endpoint } compatible since V0_3_14 { locality } }
 
 /// A file of a shared file system.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -171,6 +173,17 @@ impl<S: Pack> Pack for ReplicaMedium<S> {
             Self::Dfs(replica) => replica.write(writer),
         }
     }
+
+    fn has_compatible(dialect: Dialect) -> bool {
+        BufferDescriptor::<S>::has_compatible(dialect)
+    }
+
+    fn write_compatible(&self, writer: &mut PackWriter<'_>) -> Result<(), PackError> {
+        match self {
+            Self::Memory(buffer) | Self::Nof(buffer) => buffer.write_compatible(writer),
+            Self::Disk(_) | Self::LocalDisk(_) | Self::Dfs(_) => Ok(()),
+        }
+    }
 }
 
 impl<'a, S: WireString<'a>> Unpack<'a> for ReplicaMedium<S> {
@@ -190,6 +203,13 @@ impl<'a, S: WireString<'a>> Unpack<'a> for ReplicaMedium<S> {
             Some(3) => reader.read().map(Self::LocalDisk),
             Some(4) => reader.read().map(Self::Dfs),
             _ => Err(UnpackError::VariantIndex(index)),
+        }
+    }
+
+    fn read_compatible(&mut self, reader: &mut PackReader<'a>) -> Result<(), UnpackError> {
+        match self {
+            Self::Memory(buffer) | Self::Nof(buffer) => buffer.read_compatible(reader),
+            Self::Disk(_) | Self::LocalDisk(_) | Self::Dfs(_) => Ok(()),
         }
     }
 }
@@ -214,6 +234,11 @@ pub struct ReplicaList<S> {
     pub lease_ttl_ms: u64,
     /// Checksum that the writer supplied, if any. Since 0.3.13.
     pub object_checksum: Option<u64>,
+    /// Tenant in which the object was found. Since 0.3.14.
+    pub resolved_tenant_id: Option<S>,
 }
 
-layout! { ReplicaList<S> { replicas, lease_ttl_ms, object_checksum since V0_3_13 } }
+layout! {
+    ReplicaList<S> { replicas, lease_ttl_ms, object_checksum since V0_3_13 }
+    compatible since V0_3_14 { resolved_tenant_id }
+}

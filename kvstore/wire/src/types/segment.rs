@@ -28,6 +28,17 @@ wire_code! {
     }
 }
 
+/// Where the memory of a segment is in its node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SegmentLocality<S> {
+    /// NUMA node of the memory.
+    pub numa_node: i32,
+    /// Names of the network devices (host channel adapters) near the memory.
+    pub hca_names: Vec<S>,
+}
+
+layout! { SegmentLocality<S> { numa_node, hca_names } }
+
 /// A memory segment that a node adds to the pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Segment<S> {
@@ -45,9 +56,34 @@ pub struct Segment<S> {
     pub protocol: S,
     /// Host id of the node. Since 0.3.12.
     pub host_id: S,
+    /// Location in the node, if it is known. Since 0.3.14.
+    pub locality: Option<SegmentLocality<S>>,
 }
 
-layout! { Segment<S> { id, name, base, size, te_endpoint, protocol, host_id since V0_3_12 } }
+impl<S> Segment<S> {
+    /// The same segment with another type of strings.
+    pub fn map_text<'a, T>(&'a self, convert: impl Fn(&'a S) -> T) -> Segment<T> {
+        let locality = self.locality.as_ref().map(|locality| SegmentLocality {
+            numa_node: locality.numa_node,
+            hca_names: locality.hca_names.iter().map(&convert).collect(),
+        });
+        Segment {
+            id: self.id,
+            name: convert(&self.name),
+            base: self.base,
+            size: self.size,
+            te_endpoint: convert(&self.te_endpoint),
+            protocol: convert(&self.protocol),
+            host_id: convert(&self.host_id),
+            locality,
+        }
+    }
+}
+
+layout! {
+    Segment<S> { id, name, base, size, te_endpoint, protocol, host_id since V0_3_12 }
+    compatible since V0_3_14 { locality }
+}
 
 /// An NVMe-oF disk that a node adds to the pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -57,9 +57,9 @@ impl From<Uuid> for String {
 
 impl Pack for Uuid {
     fn literal(_: Dialect, out: &mut Vec<u8>) {
-        // Two u64. Unlike Mooncake's own structs, a plain pair ends with its packing and alignment: 8 and 8, each encoded
-        // as 129 + 8.
-        out.extend([type_marker::STRUCT, 0x04, 0x04, 0x89, 0x89, type_marker::END]);
+        // Two u64. Unlike most of Mooncake's structs, a plain pair ends with its packing and alignment.
+        let aligned = type_marker::ALIGNED_8;
+        out.extend([type_marker::STRUCT, 0x04, 0x04, aligned, aligned, type_marker::END]);
     }
 
     fn write(&self, writer: &mut PackWriter<'_>) -> Result<(), PackError> {

@@ -1,12 +1,13 @@
-//! Layouts and bytes of the real Mooncake: `golden.tsv` was generated with the C++ library that Mooncake is built with,
-//! `releases.txt` was extracted from the requests and replies of its published releases.
+//! Layouts and bytes of the real Mooncake: `golden.tsv` was generated with the C++ library that Mooncake is built with, or recorded
+//! from 0.3.14; `releases.txt` was extracted from the requests and replies of its published releases.
 
 use bytes::BytesMut;
 use mooncake_wire::frame::{self, FrameParseResult, RequestHeader, ResponseHeader, RpcFault, RpcFrame};
 use mooncake_wire::rpc::{self, MasterResult, Request, RpcDefinition, RpcMethod};
 use mooncake_wire::types::{
-    BufferDescriptor, ClientStatus, DiskReplica, LocalDiskReplica, ObjectMeta, PingReply, ReplicaDescriptor,
-    ReplicaList, ReplicaMedium, ReplicaStatus, ReplicaType, ReplicateConfig, Segment, Uuid,
+    BufferDescriptor, ClientStatus, DiskReplica, GrantLeasePolicy, LocalDiskReplica, ObjectMeta, PingReply,
+    ProbePolicy, ReplicaDescriptor, ReplicaList, ReplicaMedium, ReplicaStatus, ReplicaType, ReplicateConfig,
+    Segment, SegmentLocality, Uuid,
 };
 use mooncake_wire::{Dialect, ErrorCode};
 
@@ -37,8 +38,8 @@ fn every_rpc_of_the_newest_release_has_its_ids_and_literals() {
         .filter(|line| !line.starts_with("VEC"))
         .map(|line| line.split('\t').collect())
         .collect();
-    assert_eq!(rows.len(), 64);
-    assert_eq!(RpcMethod::ALL.len(), 64);
+    assert_eq!(rows.len(), 70);
+    assert_eq!(RpcMethod::ALL.len(), 70);
     for row in rows {
         let [name, function_id, arguments_hash, arguments, reply_hash, reply] = row[..] else {
             panic!("{row:?}")
@@ -102,20 +103,26 @@ fn hashes_of_older_releases_match() {
 fn request_dialects_follow_from_the_body() {
     let exist = vector("ExistKey args (\"k1\",\"default\")");
     let dialects: Vec<_> = RpcMethod::ExistKey.request_dialects(&exist).iter().collect();
-    assert_eq!(dialects, [Dialect::V0_3_12, Dialect::V0_3_13]);
-    let put: Vec<_> = RpcMethod::PutStart.request_dialects(&vector("PutStart args")).iter().collect();
-    assert_eq!(put, [Dialect::V0_3_13]);
+    assert_eq!(dialects, [Dialect::V0_3_12, Dialect::V0_3_13, Dialect::V0_3_14]);
+    // Their hashes are equal.
+    for (name, dialect) in [("PutStart args", Dialect::V0_3_13), ("0.3.14 PutStart args", Dialect::V0_3_14)] {
+        let put: Vec<_> = RpcMethod::PutStart.request_dialects(&vector(name)).iter().collect();
+        assert_eq!(put, [dialect]);
+    }
     assert_eq!(RpcMethod::ServiceReady.request_dialects(&[]).iter().count(), Dialect::ALL.len());
     assert!(RpcMethod::ServiceReady.request_dialects(&exist).is_empty());
     assert!(RpcMethod::ExistKey.request_dialects(&[]).is_empty());
     assert!(RpcMethod::PutStart.request_dialects(&exist).is_empty());
 }
 
+/// The newest dialect without compatible members, in which the vectors without release are.
+const WITHOUT_COMPATIBLE: Dialect = Dialect::V0_3_13;
+
 /// Compares encoded arguments with a vector, and decodes them again.
 fn check_request(name: &str, request: &Request<&str>) {
     let expected = vector(name);
     let mut out = BytesMut::new();
-    request.encode(7, Dialect::NEWEST, &mut out).unwrap();
+    request.encode(7, WITHOUT_COMPATIBLE, &mut out).unwrap();
     let FrameParseResult::Frame(frame) = frame::parse::<RequestHeader>(&out, LIMIT).unwrap() else {
         panic!("not a whole frame")
     };
@@ -128,8 +135,10 @@ fn check_request(name: &str, request: &Request<&str>) {
         body.len(),
         &body[..body.len().min(200)]
     );
-    let decoded = Request::<&str>::decode(request.method(), Dialect::NEWEST, &expected).unwrap();
-    assert_eq!(&decoded, request, "{name}");
+    for dialect in [WITHOUT_COMPATIBLE, Dialect::NEWEST] {
+        let decoded = Request::<&str>::decode(request.method(), dialect, &expected).unwrap();
+        assert_eq!(&decoded, request, "{name}");
+    }
 }
 
 const ID: Uuid = Uuid { first: 3, second: 4 };
@@ -156,6 +165,7 @@ fn arguments_match_the_vectors() {
         te_endpoint: "127.0.0.1:13286",
         protocol: "tcp",
         host_id: "h",
+        locality: None,
     };
     check_request(
         "MountSegment args",
@@ -193,7 +203,7 @@ macro_rules! check_reply {
         let (name, reply, expected): (_, <rpc::$method as RpcDefinition>::Reply<&str>, _) =
             ($name, $reply, vector($name));
         let mut out = BytesMut::new();
-        rpc::encode_reply::<rpc::$method, &str>(7, Dialect::NEWEST, &reply, &mut out).unwrap();
+        rpc::encode_reply::<rpc::$method, &str>(7, WITHOUT_COMPATIBLE, &reply, &mut out).unwrap();
         let FrameParseResult::Frame(frame) = frame::parse::<ResponseHeader>(&out, LIMIT).unwrap() else {
             panic!("not a whole frame")
         };
@@ -201,7 +211,7 @@ macro_rules! check_reply {
         assert_eq!(frame.body, expected, "{name}");
         let (decoded, dialects) = rpc::decode_reply::<rpc::$method, &str>(&expected).unwrap();
         assert_eq!(decoded, reply, "{name}");
-        assert!(dialects.contains(Dialect::NEWEST));
+        assert!(dialects.contains(WITHOUT_COMPATIBLE));
     }};
 }
 
@@ -223,6 +233,7 @@ fn replies_match_the_vectors() {
         address: 0x7f00_0000_1000,
         protocol: "tcp",
         endpoint: "127.0.0.1:12695",
+        locality: None,
     };
     let memory = ReplicaMedium::Memory(memory);
     let disk = ReplicaMedium::Disk(DiskReplica { file_path: "/a/b", object_size: 4096 });
@@ -236,7 +247,12 @@ fn replies_match_the_vectors() {
         replica(8, ReplicaStatus::COMPLETE, disk),
         replica(9, ReplicaStatus::COMPLETE, ReplicaMedium::LocalDisk(local)),
     ];
-    let list = ReplicaList { replicas, lease_ttl_ms: 10_000, object_checksum: Some(0x1122_3344_5566_7788) };
+    let list = ReplicaList {
+        replicas,
+        lease_ttl_ms: 10_000,
+        object_checksum: Some(0x1122_3344_5566_7788),
+        resolved_tenant_id: None,
+    };
     check_reply!("expected<GetReplicaListResponse>", GetReplicaList, Ok(list));
 }
 
@@ -267,4 +283,164 @@ fn type_literals_of_debug_builds_are_checked() {
     literal[6] ^= 1;
     let rejected = Request::<&str>::decode(RpcMethod::Ping, Dialect::NEWEST, &literal);
     assert_eq!(rejected, Err(mooncake_wire::pack::UnpackError::TypeLiteral));
+}
+
+/// The value as this library writes it: without type literal, and without the sender's memory between fields.
+fn without_literal(packed: &[u8], literal: &[u8]) -> Vec<u8> {
+    const META: usize = 4;
+    const LITERAL: u8 = 1 << 2;
+    let mut plain = packed.to_vec();
+    plain[META] &= !LITERAL;
+    let has_size = plain[META] & 0b11 != 0;
+    let start = META + 1 + if has_size { size_of::<u16>() } else { 0 };
+    plain.drain(start..=start + literal.len());
+    if has_size {
+        let size = u16::try_from(plain.len()).unwrap();
+        plain[META + 1..start].copy_from_slice(&size.to_le_bytes());
+    } else if plain[META] == 0 {
+        plain[0] &= !1;
+        plain.remove(META);
+    }
+    plain
+}
+
+/// Decodes recorded arguments, and encodes them again.
+fn check_recorded_request(name: &str, request: &Request<&str>) {
+    let (method, recorded) = (request.method(), vector(name));
+    let dialects: Vec<_> = method.request_dialects(&recorded).iter().collect();
+    assert_eq!(dialects, [Dialect::V0_3_14], "{name}");
+    assert_eq!(Request::decode(method, Dialect::V0_3_14, &recorded).as_ref(), Ok(request), "{name}");
+    let mut out = BytesMut::new();
+    request.encode(7, Dialect::V0_3_14, &mut out).unwrap();
+    let FrameParseResult::Frame(frame) = frame::parse::<RequestHeader>(&out, LIMIT).unwrap() else {
+        panic!("not a whole frame")
+    };
+    let mut expected = without_literal(&recorded, method.arguments_signature(Dialect::V0_3_14).literal());
+    if method == RpcMethod::BatchProbeKey {
+        // Between the policy and the group's size.
+        expected[5..12].fill(0);
+    }
+    assert_eq!(frame.body, expected, "{name}");
+}
+
+fn recorded_id(hex: &str) -> Uuid {
+    let bytes = from_hex(hex);
+    let number = |range: std::ops::Range<usize>| u64::from_le_bytes(bytes[range].try_into().unwrap());
+    Uuid { first: number(0..8), second: number(8..16) }
+}
+
+#[test]
+fn recorded_arguments_of_0_3_14_round_trip() {
+    let client_id = recorded_id("73f3b6afb65f415e95d32e232623f0b4");
+    let put = |config| rpc::PutStartArguments { client_id, key: "k1", size: 1000, config, tenant: "default" };
+    check_recorded_request("0.3.14 PutStart args", &Request::PutStart(put(ReplicateConfig::default())));
+    let config = ReplicateConfig {
+        session_ids: Some(vec!["s1", "s2"]),
+        preferred_hca_names: Some(vec!["dd", "ee"]),
+        per_key_preferred_hca_names: Some(vec![vec!["aa", "bb"], vec!["cc"]]),
+        residency_affinity_ids: Some(vec!["r1", "r2"]),
+        ..ReplicateConfig::default()
+    };
+    check_recorded_request(
+        "0.3.14 BatchPutStart args",
+        &Request::BatchPutStart(rpc::BatchPutStartArguments {
+            client_id,
+            keys: vec!["b1", "b2"],
+            sizes: vec![1, 2],
+            config,
+            tenant: "default",
+        }),
+    );
+    let segment = Segment {
+        id: recorded_id("c2cd0abf2a1b44cd8a69ceabf3131377"),
+        name: "127.0.0.1:14293",
+        base: 0x7fc6_5b00_0000,
+        size: 64 << 20,
+        te_endpoint: "127.0.0.1:16137",
+        protocol: "tcp",
+        host_id: "",
+        locality: None,
+    };
+    check_recorded_request(
+        "0.3.14 MountSegment args",
+        &Request::MountSegment(rpc::MountArguments { segment, client_id }),
+    );
+    check_recorded_request(
+        "0.3.14 BatchProbeKey args",
+        &Request::BatchProbeKey(rpc::BatchProbeArguments {
+            policy: GrantLeasePolicy { policy: ProbePolicy::LAST_HIT_ONLY, candidate_size: 2 },
+            keys: vec!["b1", "b2"],
+            tenant: "default",
+        }),
+    );
+    check_recorded_request(
+        "0.3.14 BatchReplicaClear args",
+        &Request::BatchReplicaClear(rpc::ReplicaClearArguments {
+            keys: vec!["nope"],
+            client_id,
+            segment: "",
+            tenant: "default",
+        }),
+    );
+}
+
+/// Decodes a recorded reply, and encodes it again.
+macro_rules! check_recorded_reply {
+    ($name:literal, $method:ident, $reply:expr) => {{
+        let (reply, recorded): (<rpc::$method as RpcDefinition>::Reply<&str>, _) = ($reply, vector($name));
+        let (decoded, dialects) = rpc::decode_reply::<rpc::$method, &str>(&recorded).unwrap();
+        assert_eq!(decoded, reply);
+        assert_eq!(dialects.iter().collect::<Vec<_>>(), [Dialect::V0_3_14]);
+        let mut out = BytesMut::new();
+        rpc::encode_reply::<rpc::$method, &str>(7, Dialect::V0_3_14, &reply, &mut out).unwrap();
+        let FrameParseResult::Frame(frame) = frame::parse::<ResponseHeader>(&out, LIMIT).unwrap() else {
+            panic!("not a whole frame")
+        };
+        let literal = RpcMethod::$method.reply_signature(Dialect::V0_3_14).literal();
+        assert_eq!(frame.body, without_literal(&recorded, literal));
+    }};
+}
+
+#[test]
+fn recorded_replies_of_0_3_14_round_trip() {
+    let replica = |id, status, (size, address), endpoint, locality| {
+        let buffer = BufferDescriptor { size, address, protocol: "tcp", endpoint, locality };
+        ReplicaDescriptor { id, medium: ReplicaMedium::Memory(buffer), status }
+    };
+    let locality = SegmentLocality { numa_node: 3, hca_names: vec!["mlx5_0", "mlx5_1"] };
+    let started = replica(4, ReplicaStatus::PROCESSING, (10, 0x7f00_0000_0000), "h:1", Some(locality));
+    check_recorded_reply!("0.3.14 expected<PutStart result>", PutStart, Ok(vec![started]));
+    let endpoint = "127.0.0.1:16137";
+    let found = replica(1, ReplicaStatus::COMPLETE, (1, 0x7fc6_5b00_0000), endpoint, None);
+    let found = ReplicaList {
+        replicas: vec![found],
+        lease_ttl_ms: 10_000,
+        object_checksum: None,
+        resolved_tenant_id: Some("default"),
+    };
+    check_recorded_reply!(
+        "0.3.14 vector<expected<GetReplicaListResponse>>",
+        BatchGetReplicaList,
+        vec![Ok(found), Err(ErrorCode::OBJECT_NOT_FOUND)]
+    );
+    // Only buffers have a locality.
+    let memory = replica(1, ReplicaStatus::COMPLETE, (10, 0x7f00_0400_0000), "h:1", None);
+    let disk = LocalDiskReplica {
+        client_id: Uuid { first: 9, second: 1 },
+        object_size: 10,
+        transport_endpoint: "h:1",
+    };
+    let disk =
+        ReplicaDescriptor { id: 5, medium: ReplicaMedium::LocalDisk(disk), status: ReplicaStatus::COMPLETE };
+    let found = ReplicaList {
+        replicas: vec![memory, disk],
+        lease_ttl_ms: 10_000,
+        object_checksum: None,
+        resolved_tenant_id: Some("default"),
+    };
+    check_recorded_reply!(
+        "0.3.14 expected<GetReplicaListResponse> with a disk replica",
+        GetReplicaList,
+        Ok(found)
+    );
 }

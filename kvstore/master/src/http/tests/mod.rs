@@ -52,6 +52,7 @@ fn mount(server: &MasterServer) {
             te_endpoint: name,
             protocol: "tcp",
             host_id: "",
+            locality: None,
         };
         server.master.mount(server.clock.now_ms(), &segment, id(number), &mut server.recorder()).unwrap();
     }

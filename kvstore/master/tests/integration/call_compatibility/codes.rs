@@ -30,7 +30,7 @@ pub(super) fn codes<T: std::fmt::Debug>(outcomes: &[MasterResult<T>]) -> String 
 pub(super) fn segment(number: u64, size: u64) -> Segment<&'static str> {
     let name = if number == 1 { "127.0.0.1:12001" } else { "127.0.0.1:12002" };
     let (id, base) = (Uuid { first: 5, second: number }, number << 40);
-    Segment { id, name, base, size, te_endpoint: name, protocol: "tcp", host_id: "" }
+    Segment { id, name, base, size, te_endpoint: name, protocol: "tcp", host_id: "", locality: None }
 }
 
 pub(super) fn start(client_id: Uuid, key: &str, size: u64) -> PutStartArguments<&str> {

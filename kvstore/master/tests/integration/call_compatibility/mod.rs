@@ -39,8 +39,14 @@ fn strip_debug_type(body: &[u8]) -> Vec<u8> {
         && *meta & 4 != 0
     {
         *meta &= !4;
-        let end = 5 + plain[5..].iter().position(|byte| *byte == 0).unwrap();
-        plain.drain(5..=end);
+        let has_size = *meta & 0b11 != 0;
+        let start = if has_size { 7 } else { 5 };
+        let end = start + plain[start..].iter().position(|byte| *byte == 0).unwrap();
+        plain.drain(start..=end);
+        if has_size {
+            let size = u16::try_from(plain.len()).unwrap();
+            plain[5..start].copy_from_slice(&size.to_le_bytes());
+        }
         if plain[4] == 0 {
             plain.remove(4);
             plain[0] &= !1;

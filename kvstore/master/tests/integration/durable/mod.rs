@@ -56,6 +56,7 @@ fn segment(number: u64) -> Segment<String> {
         te_endpoint: format!("node-{number}"),
         protocol: "tcp".to_owned(),
         host_id: String::new(),
+        locality: None,
     }
 }
 
