@@ -17,6 +17,9 @@ const REPORT_DELAY: Seconds = 1.0;
 /// More prompts than all engines of a fleet compute at a time. Further ones are not tracked.
 const MAX_PROMPTS: usize = 16_384;
 
+/// More prompts than an engine computes before it reports the blocks of the first of them. Of those that it has computed, the newest count.
+const MAX_COMPUTED: usize = 256;
+
 /// Most prompts that one is compared with, in the order of their common prefixes. What is left out has less in common than all these.
 const MAX_COMPARED: usize = 256;
 
@@ -27,6 +30,8 @@ pub(crate) struct PendingPrompts {
     families: BTreeMap<u64, PromptFamily>,
     /// Computed prompts in the order in which they stop counting.
     expiring: VecDeque<(Seconds, AttemptId)>,
+    /// Those of each engine, in the same order.
+    computed: BTreeMap<InstanceIndex, VecDeque<AttemptId>>,
 }
 
 /// Prompts with a common first block, sorted so that those with the longest common prefix are next to each other.
@@ -88,6 +93,9 @@ impl PendingPrompts {
         if family.by_blocks.is_empty() {
             self.families.remove(first);
         }
+        if let Some(computed) = self.computed.get_mut(&prompt.engine) {
+            computed.pop_front_if(|oldest| *oldest == attempt);
+        }
     }
 
     /// Records that a prompt has been computed: its blocks will be reported soon.
@@ -96,6 +104,13 @@ impl PendingPrompts {
             && !std::mem::replace(&mut prompt.is_computed, true)
         {
             self.expiring.push_back((now + REPORT_DELAY, attempt));
+            let computed = self.computed.entry(prompt.engine).or_default();
+            computed.push_back(attempt);
+            if computed.len() > MAX_COMPUTED
+                && let Some(&oldest) = computed.front()
+            {
+                self.remove(oldest);
+            }
         }
     }
 
@@ -116,9 +131,15 @@ impl PendingPrompts {
     /// Applies a new fleet: `moved` returns an engine's new index.
     pub(crate) fn set_cluster(&mut self, moved: impl Fn(InstanceIndex) -> Option<InstanceIndex>) {
         self.families.clear();
+        self.computed.clear();
         for (attempt, prompt) in std::mem::take(&mut self.prompts) {
             if let Some(engine) = moved(prompt.engine) {
                 self.insert(attempt, PendingPrompt { engine, ..prompt });
+            }
+        }
+        for (_, attempt) in &self.expiring {
+            if let Some(prompt) = self.prompts.get(attempt) {
+                self.computed.entry(prompt.engine).or_default().push_back(*attempt);
             }
         }
     }
@@ -313,6 +334,27 @@ mod tests {
         prompts.advance(5.9);
         assert_eq!(hits(&prompts, &other), Some(expected));
         prompts.advance(6.0);
+        assert!(prompts.is_empty());
+    }
+
+    #[test]
+    fn of_an_engine_the_newest_computed_prompts_count() {
+        let mut prompts = PendingPrompts::default();
+        let sent = |number: u64, pages: &[u64]| (AttemptId(number), prediction(pages, Vec::new()));
+        let (attempt, first) = sent(0, &[1, 2, 3]);
+        prompts.add(attempt, InstanceIndex(1), &first);
+        prompts.computed(0.0, attempt);
+        for number in 1..=MAX_COMPUTED as u64 {
+            assert_eq!(hits(&prompts, &first).map(|hits| hits.l1_tokens), Some(30), "{number}");
+            let (attempt, other) = sent(number, &[1, 100 + number]);
+            prompts.add(attempt, InstanceIndex(1), &other);
+            prompts.computed(0.1, attempt);
+            if number == 2 {
+                prompts.set_cluster(Some);
+            }
+        }
+        assert_eq!(hits(&prompts, &first).map(|hits| hits.l1_tokens), Some(10), "it does not count any more");
+        prompts.advance(1.1);
         assert!(prompts.is_empty());
     }
 

@@ -25,7 +25,7 @@ pub(super) struct HashUse<'a> {
 
 /// For the beginnings of prompts, the blocks that end in the last segment of each.
 pub(crate) struct HashedPrefixes {
-    cache: Cache<u64, Arc<[HashedBlock]>>,
+    cache: Cache<u64, Arc<[HashedBlock]>, RandomState>,
     hasher: RandomState,
 }
 
@@ -39,7 +39,7 @@ impl HashedPrefixes {
             .max_capacity(bytes)
             .weigher(weigher)
             .eviction_policy(EvictionPolicy::lru())
-            .build();
+            .build_with_hasher(RandomState::default());
         Self { cache, hasher: RandomState::default() }
     }
 

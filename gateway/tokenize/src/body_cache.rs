@@ -44,7 +44,7 @@ pub(crate) struct ModelBodyCache {
 }
 
 /// Cached bodies of all models; the number in the key is the model's.
-pub(crate) type BodyCache = Cache<(u32, u64), BodyPrefixEntry>;
+pub(crate) type BodyCache = Cache<(u32, u64), BodyPrefixEntry, RandomState>;
 
 /// A cache of at most `bytes`.
 pub(crate) fn body_cache(bytes: u64) -> BodyCache {
@@ -52,7 +52,7 @@ pub(crate) fn body_cache(bytes: u64) -> BodyCache {
         .max_capacity(bytes)
         .weigher(|_, entry: &BodyPrefixEntry| entry.weight)
         .eviction_policy(EvictionPolicy::lru())
-        .build()
+        .build_with_hasher(RandomState::default())
 }
 
 /// The end of a message in a cached body.

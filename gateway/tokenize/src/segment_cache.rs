@@ -22,7 +22,7 @@ const LENGTHS: SegmentLengths = SegmentLengths { full: 4 << 10, least: 512 };
 const ENTRY_OVERHEAD_BYTES: usize = 160;
 
 /// Tokens of segments of all models, by the model's number and the hash of the text.
-pub(crate) type SegmentCache = Cache<(u32, u64), CachedSegment>;
+pub(crate) type SegmentCache = Cache<(u32, u64), CachedSegment, RandomState>;
 
 #[derive(Clone)]
 pub(crate) struct CachedSegment {
@@ -39,7 +39,7 @@ pub(crate) fn segment_cache(bytes: u64) -> SegmentCache {
             u32::try_from(4 * entry.ids.len() + ENTRY_OVERHEAD_BYTES).unwrap_or(u32::MAX)
         })
         .eviction_policy(EvictionPolicy::lru())
-        .build()
+        .build_with_hasher(RandomState::default())
 }
 
 /// A view of the cache for the texts of one model.
