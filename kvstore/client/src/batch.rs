@@ -78,7 +78,8 @@ impl KvClient {
     ) -> Vec<Result<PutOutcome, KvError>> {
         let mut results = Vec::with_capacity(objects.len());
         for objects in objects.chunks(KEYS_PER_CALL) {
-            results.extend(self.store_chunk(mode, objects, options).await);
+            let options = options.of_objects(results.len()..results.len() + objects.len());
+            results.extend(self.store_chunk(mode, objects, &options).await);
         }
         results
     }
@@ -115,13 +116,16 @@ impl KvClient {
         self.end_all(mode, objects, &mut results).await;
         open.revoke().await;
         // Retryable failures are retried one by one.
-        let retries = objects.iter().zip(results).map(|((key, bytes), result)| async move {
+        let results = objects.iter().zip(results).enumerate();
+        let retries = results.map(|(index, ((key, bytes), result))| async move {
             match result {
                 Ok(()) => Ok(PutOutcome::Stored),
                 Err(error) if error.code() == Some(ErrorCode::OBJECT_ALREADY_EXISTS) => {
                     Ok(PutOutcome::AlreadyExists)
                 }
-                Err(error) if is_retryable(&error) => self.store(mode, key, bytes, options).await,
+                Err(error) if is_retryable(&error) => {
+                    self.store(mode, key, bytes, &options.of_objects(index..index + 1)).await
+                }
                 Err(error) => Err(error),
             }
         });
@@ -148,10 +152,10 @@ impl KvClient {
                 (false, true, Some(_)) => None,
             })
             .collect();
-        let accepted = objects.iter().zip(&refused).filter(|(_, refused)| refused.is_none());
-        let (keys, sizes): (Vec<_>, Vec<_>) =
-            accepted.map(|((key, bytes), _)| (*key, bytes.len() as u64)).unzip();
-        let config = options.config(keys.len(), self.shared.options.locality.host_id());
+        let accepted = objects.iter().zip(&refused).enumerate().filter(|(_, (_, refused))| refused.is_none());
+        let (indices, (keys, sizes)): (Vec<_>, (Vec<_>, Vec<_>)) =
+            accepted.map(|(index, ((key, bytes), _))| (index, (*key, bytes.len() as u64))).unzip();
+        let config = options.config(&indices, self.shared.options.locality.host_id());
         let mut started = if keys.is_empty() {
             Ok(Vec::new().into_iter())
         } else {

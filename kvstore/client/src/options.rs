@@ -1,5 +1,7 @@
 //! Options of clients and of puts.
 
+use std::borrow::Cow;
+use std::ops::Range;
 use std::time::Duration;
 
 use mooncake_wire::types::{DataType, ReplicateConfig, SoftPin as WireSoftPin, SoftPinAction};
@@ -94,6 +96,10 @@ pub struct PutOptions {
     pub preferred_segments: Vec<String>,
     /// Group with which the object is leased and evicted. Supported by masters since 0.3.12.
     pub group: Option<String>,
+    /// Groups of a batch's objects, in the same order, instead of `group`. Empty if `group` holds for all of them.
+    pub object_groups: Vec<String>,
+    /// Whether the objects of a batch are allocated on one node if possible. Supported by masters since 0.3.10.post2.
+    pub one_node: bool,
     /// Kind of content, as reported to the master.
     pub data_type: DataType,
 }
@@ -106,14 +112,35 @@ impl Default for PutOptions {
             hard_pin: false,
             preferred_segments: Vec::new(),
             group: None,
+            object_groups: Vec::new(),
+            one_node: false,
             data_type: DataType::UNKNOWN,
         }
     }
 }
 
 impl PutOptions {
-    /// The wire configuration for `objects` objects of a batch, written from the host with this id.
-    pub(crate) fn config<'a>(&'a self, objects: usize, host_id: &'a str) -> ReplicateConfig<&'a str> {
+    /// The options of a batch of some of the objects, in this order.
+    #[must_use]
+    pub fn of_indices(&self, indices: &[usize]) -> Cow<'_, Self> {
+        if self.object_groups.is_empty() {
+            return Cow::Borrowed(self);
+        }
+        let group = |index: &usize| self.object_groups.get(*index).cloned().unwrap_or_default();
+        Cow::Owned(Self { object_groups: indices.iter().map(group).collect(), ..self.clone() })
+    }
+
+    /// The options of some objects of a batch.
+    pub(crate) fn of_objects(&self, range: Range<usize>) -> Cow<'_, Self> {
+        if self.object_groups.is_empty() {
+            return Cow::Borrowed(self);
+        }
+        let object_groups = self.object_groups.get(range).unwrap_or_default().to_vec();
+        Cow::Owned(Self { object_groups, ..self.clone() })
+    }
+
+    /// The wire configuration for the objects with these indices in a batch, written from the host with this id.
+    pub(crate) fn config<'a>(&'a self, objects: &[usize], host_id: &'a str) -> ReplicateConfig<&'a str> {
         let (action, ttl) = match self.soft_pin {
             SoftPinChange::Unchanged => (SoftPinAction::PRESERVE, None),
             SoftPinChange::Pinned(ttl) => (SoftPinAction::ENABLE, ttl),
@@ -127,9 +154,18 @@ impl PutOptions {
             preferred_segments: self.preferred_segments.iter().map(String::as_str).collect(),
             data_type: self.data_type,
             host_id,
-            group_ids: self.group.as_deref().map(|group| vec![group; objects]),
+            prefer_alloc_in_same_node: self.one_node,
+            group_ids: self.group_ids(objects),
             ..ReplicateConfig::default()
         }
+    }
+
+    fn group_ids(&self, objects: &[usize]) -> Option<Vec<&str>> {
+        if self.object_groups.is_empty() {
+            return self.group.as_deref().map(|group| vec![group; objects.len()]);
+        }
+        let group = |index: &usize| self.object_groups.get(*index).map_or("", String::as_str);
+        Some(objects.iter().map(group).collect())
     }
 }
 
@@ -140,7 +176,7 @@ mod tests {
     #[test]
     fn put_options_convert_to_the_wire_configuration() {
         let plain = PutOptions::default();
-        assert_eq!(plain.config(1, ""), ReplicateConfig::default());
+        assert_eq!(plain.config(&[0], ""), ReplicateConfig::default());
         let pinned = PutOptions {
             replicas: 2,
             soft_pin: SoftPinChange::Pinned(Some(Duration::from_secs(2))),
@@ -148,9 +184,22 @@ mod tests {
             group: Some("g".to_owned()),
             ..plain
         };
-        let config = pinned.config(2, "here");
+        let config = pinned.config(&[0, 1], "here");
         assert_eq!((config.replica_num, config.preferred_segments), (2, vec!["a:1"]));
         assert_eq!(config.soft_pin, WireSoftPin { action: SoftPinAction::ENABLE, ttl_ms: Some(2000) });
         assert_eq!((config.group_ids, config.host_id), (Some(vec!["g", "g"]), "here"));
+    }
+
+    #[test]
+    fn each_object_of_a_batch_has_its_own_group() {
+        let object_groups = ["a", "b", "c", "d"].map(str::to_owned).to_vec();
+        let options = PutOptions { object_groups, ..PutOptions::default() };
+        // Object 1 was rejected before the call to the master.
+        assert_eq!(options.config(&[0, 2], "").group_ids, Some(vec!["a", "c"]));
+        let part = options.of_objects(2..4);
+        assert_eq!(part.config(&[0, 1], "").group_ids, Some(vec!["c", "d"]));
+        assert_eq!(part.of_objects(1..2).config(&[0], "").group_ids, Some(vec!["d"]));
+        assert_eq!(options.of_indices(&[3, 0]).object_groups, ["d", "a"]);
+        assert_eq!(PutOptions::default().of_objects(0..9).config(&[0], "").group_ids, None);
     }
 }

@@ -117,7 +117,7 @@ impl KvClient {
         options: &PutOptions,
     ) -> Result<Vec<ReplicaDescriptor<String>>, KvError> {
         for failures in 1..=MAX_ALLOCATION_ATTEMPTS {
-            let config = options.config(1, self.shared.options.locality.host_id());
+            let config = options.config(&[0], self.shared.options.locality.host_id());
             match self.shared.objects.start(mode, key, size, config).await {
                 Err(RpcError::Refused(ErrorCode::NO_AVAILABLE_HANDLE)) => {}
                 started => return started.map_err(|source| KvError::master("put", key, source)),
