@@ -1,5 +1,5 @@
 //! NUMA placement of a region's pages. On a machine with one node it has no effect.
-#![expect(unsafe_code, reason = "no crate wraps mbind")]
+#![expect(unsafe_code, reason = "no crate wraps mbind and set_mempolicy")]
 
 use std::io;
 use std::path::Path;
@@ -49,16 +49,46 @@ pub(crate) fn place(span: MappedSpan<'_>, placement: NumaPlacement) -> io::Resul
         NumaPlacement::Node(node) => (PREFERRED, vec![node]),
         NumaPlacement::Spread => (INTERLEAVE, nodes()),
     };
-    let mut mask = [0u64; MAX_NODES / WORD];
-    for node in nodes {
-        let word = mask.get_mut(node / WORD).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
-        *word |= 1 << (node % WORD);
-    }
+    let mask = node_mask(&nodes)?;
     // SAFETY: the range is mapped, the mask has the given length (the kernel reads one bit less), and a policy changes no bytes.
     let result = unsafe {
         libc::syscall(libc::SYS_mbind, span.start(), span.len(), mode, mask.as_ptr(), MAX_NODES + 1, 0usize)
     };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Binds the calling thread to the CPUs of a node, and lets it prefer the node's memory for new pages.
+///
+/// # Errors
+/// When the machine has no such node, or the system refuses.
+pub fn bind_current_thread(node: usize) -> io::Result<()> {
+    let list = std::fs::read_to_string(format!("/sys/devices/system/node/node{node}/cpulist"));
+    // A kernel without NUMA has no such folder, and its only node is 0.
+    let list = match list {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && node == 0 => return Ok(()),
+        list => list?,
+    };
+    let mut cpus = rustix::thread::CpuSet::new();
+    let listed = parse_list(list.trim()).into_iter().filter(|cpu| *cpu < rustix::thread::CpuSet::MAX_CPU);
+    listed.for_each(|cpu| cpus.set(cpu));
+    // A node may have memory only.
+    if cpus.count() > 0 {
+        rustix::thread::sched_setaffinity(None, &cpus)?;
+    }
+    let mask = node_mask(&[node])?;
+    // SAFETY: the mask has the given length (the kernel reads one bit less), and a policy changes no bytes.
+    let result = unsafe { libc::syscall(libc::SYS_set_mempolicy, PREFERRED, mask.as_ptr(), MAX_NODES + 1) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// One bit per node.
+fn node_mask(nodes: &[usize]) -> io::Result<[u64; MAX_NODES / WORD]> {
+    let mut mask = [0u64; MAX_NODES / WORD];
+    for node in nodes {
+        let word = mask.get_mut(node / WORD).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        *word |= 1 << (node % WORD);
+    }
+    Ok(mask)
 }
 
 #[cfg(test)]
@@ -76,5 +106,20 @@ mod tests {
     #[test]
     fn this_machine_has_at_least_one_node() {
         assert!(!nodes().is_empty());
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri has no such system call")]
+    fn a_thread_is_bound_to_an_existing_node_only() {
+        std::thread::spawn(|| {
+            // A sandbox may forbid the system call.
+            let bound = bind_current_thread(0);
+            assert!(
+                bound.as_ref().is_ok_and(|()| true) || bound.is_err_and(|it| it.raw_os_error().is_some())
+            );
+            assert!(bind_current_thread(MAX_NODES).is_err());
+        })
+        .join()
+        .unwrap();
     }
 }
