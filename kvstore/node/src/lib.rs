@@ -38,4 +38,4 @@ pub use args::{NodeArgs, PageModeArg};
 pub use config::{NodeConfig, NodeConfigError, NodeConfigFileError, NodeConfigValueError};
 pub use error::NodeStartError;
 pub use listeners::{HostResolutionError, NodeListenError};
-pub use node::{RunningNode, start};
+pub use node::{RunningNode, start, start_without_http};

@@ -48,7 +48,29 @@ pub struct RunningNode {
     heartbeat_stop: CancellationToken,
     unmounts: bool,
     drain_timeout: Duration,
-    http: SocketAddr,
+    /// `None` if the node serves no HTTP.
+    http: Option<SocketAddr>,
+}
+
+/// Where a node serves HTTP.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum HttpService {
+    /// REST API, hooks, health and metrics on the node's port.
+    Full,
+    /// Nothing: the node is part of a process that has its own interface.
+    Off,
+}
+
+/// Starts a node inside another program, without HTTP servers. It runs until [`RunningNode::stop`].
+///
+/// # Errors
+/// As [`start`].
+pub async fn start_without_http(
+    flags: NodeArgs,
+    config: NodeConfig,
+    supervisor: &Supervisor,
+) -> Result<RunningNode, NodeStartError> {
+    start_node(flags, config, HttpService::Off, supervisor).await
 }
 
 /// Starts a node. It runs until [`RunningNode::stop`].
@@ -58,6 +80,15 @@ pub struct RunningNode {
 pub async fn start(
     flags: NodeArgs,
     config: NodeConfig,
+    supervisor: &Supervisor,
+) -> Result<RunningNode, NodeStartError> {
+    start_node(flags, config, HttpService::Full, supervisor).await
+}
+
+async fn start_node(
+    flags: NodeArgs,
+    config: NodeConfig,
+    http: HttpService,
     supervisor: &Supervisor,
 ) -> Result<RunningNode, NodeStartError> {
     let wait = Duration::try_from_secs_f64(flags.max_wait_time).unwrap_or_default();
@@ -81,7 +112,6 @@ pub async fn start(
     let heartbeat_stop = CancellationToken::new();
     let heartbeat =
         heartbeat::start(&membership, Arc::clone(&heartbeat_state), heartbeat_stop.clone(), supervisor)?;
-    let client = open_client(&config, membership.master.authentication().cloned(), supervisor)?;
     let disk_access = DiskReadAccess {
         peers: peers.clone(),
         authentication: tls.clone().zip(membership.capabilities.clone()),
@@ -105,13 +135,20 @@ pub async fn start(
     };
     start_background(&membership, &publisher, &metrics, flags.scrub_rate, supervisor);
     let segments = SegmentMounter { membership, publisher, fabric };
-    let api = RestApi { client, segments: segments.clone(), disk_worker: disk_worker.clone() };
-    let ports = HttpPorts { address: listeners.address, tls: tls.as_ref(), supervisor };
-    let http = serve_http(api, metrics, &flags, &config, &peers, ports)?;
+    let http = match http {
+        HttpService::Off => None,
+        HttpService::Full => {
+            let authentication = segments.membership.master.authentication().cloned();
+            let client = open_client(&config, authentication, supervisor)?;
+            let api = RestApi { client, segments: segments.clone(), disk_worker: disk_worker.clone() };
+            let ports = HttpPorts { address: listeners.address, tls: tls.as_ref(), supervisor };
+            Some(serve_http(api, metrics, &flags, &config, &peers, ports)?)
+        }
+    };
     tracing::info!(
         name = %segments.membership.endpoint,
         data_port = %segments.publisher.handshakes.descriptor.load().tcp_data_port,
-        %http,
+        http = http.map(tracing::field::display),
         bytes = config.segment_size,
         %peers,
         "store node ready"
@@ -131,9 +168,9 @@ pub async fn start(
 }
 
 impl RunningNode {
-    /// The bound address of the REST API.
+    /// The bound address of the REST API. `None` if the node serves no HTTP.
     #[must_use]
-    pub fn http(&self) -> SocketAddr {
+    pub fn http(&self) -> Option<SocketAddr> {
         self.http
     }
 

@@ -44,7 +44,7 @@ impl InProcessNode {
     }
 
     pub(crate) fn url(&self, path: &str) -> String {
-        format!("http://{}{path}", self.running.http())
+        format!("http://{}{path}", self.running.http().unwrap())
     }
 
     pub(crate) async fn get(&self, path: &str) -> (u16, String) {
