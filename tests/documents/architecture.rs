@@ -104,6 +104,20 @@ const TABLE: &[(&str, &str, &[&str])] = &[
         ],
     ),
     ("kvstore/oplog", "moongate-oplog", &["moongate-store-testkit"]),
+    (
+        "kvstore/python",
+        "moongate-store-python",
+        &[
+            "moongate-master-client",
+            "moongate-memory",
+            "moongate-runtime",
+            "moongate-store-client",
+            "moongate-store-node",
+            "moongate-store-testkit",
+            "moongate-telemetry",
+            "mooncake-wire",
+        ],
+    ),
     ("kvstore/retention", "moongate-retention", &[]),
     ("kvstore/rdma", "moongate-rdma", &["moongate-memory", "moongate-transfer", "moongate-runtime"]),
     (
@@ -180,11 +194,13 @@ const NOT_IN_SCHEDULER: &[&str] =
     &["std::env", "std::fs", "std::io", "std::net", "std::process", "std::thread", "Instant", "SystemTime"];
 
 /// Crates that may have unsafe code, and all files with any.
-const UNSAFE_CRATES: &[&str] = &["moongate-memory", "moongate-rdma", "moongate-tier"];
+const UNSAFE_CRATES: &[&str] =
+    &["moongate-memory", "moongate-rdma", "moongate-store-python", "moongate-tier"];
 const UNSAFE_FILES: &[&str] = &[
     "kvstore/memory/src/mapping.rs",
     "kvstore/memory/src/numa.rs",
     "kvstore/memory/src/socket.rs",
+    "kvstore/python/src/registered_memory.rs",
     "kvstore/rdma/src/verbs/context.rs",
     "kvstore/rdma/src/verbs/queue_pair.rs",
     "kvstore/rdma/src/verbs/registered.rs",
