@@ -123,7 +123,7 @@ impl KvClient {
                 Err(error) if error.code() == Some(ErrorCode::OBJECT_ALREADY_EXISTS) => {
                     Ok(PutOutcome::AlreadyExists)
                 }
-                Err(error) if is_retryable(&error) => {
+                Err(error) if self.is_retryable(&error) => {
                     self.store(mode, key, bytes, &options.of_objects(index..index + 1)).await
                 }
                 Err(error) => Err(error),
@@ -219,6 +219,15 @@ impl KvClient {
     async fn in_flight<F: Future>(&self, futures: Vec<F>) -> Vec<F::Output> {
         stream::iter(futures).buffered(self.shared.options.batch_in_flight.max(1)).collect().await
     }
+
+    /// Whether a retry of a failed put may succeed.
+    fn is_retryable(&self, error: &KvError) -> bool {
+        match error.code() {
+            Some(ErrorCode::NO_AVAILABLE_HANDLE) => self.shared.options.allocation_attempts > 1,
+            Some(ErrorCode::OBJECT_REPLICA_BUSY) => true,
+            _ => matches!(error, KvError::Transfer { .. }) && !may_still_be_writing(error),
+        }
+    }
 }
 
 /// The error for a key that this client is already writing: a put leaves that object, an upsert is retried after it.
@@ -227,11 +236,4 @@ fn being_written(mode: PutMode) -> ErrorCode {
         PutMode::Put => ErrorCode::OBJECT_ALREADY_EXISTS,
         PutMode::Upsert => ErrorCode::OBJECT_REPLICA_BUSY,
     }
-}
-
-/// Whether a retry of a failed put may succeed.
-fn is_retryable(error: &KvError) -> bool {
-    let transient = [ErrorCode::NO_AVAILABLE_HANDLE, ErrorCode::OBJECT_REPLICA_BUSY].map(Some);
-    transient.contains(&error.code())
-        || (matches!(error, KvError::Transfer { .. }) && !may_still_be_writing(error))
 }

@@ -31,6 +31,9 @@ pub struct KvClientOptions {
     pub batch_in_flight: usize,
     /// Maximum number of attempts of a put or get.
     pub attempts: u32,
+    /// Maximum number of attempts of a put to allocate space, with pauses of up to half a second, while the master has none. With 1 a put to
+    /// a full store fails at once.
+    pub allocation_attempts: u32,
     /// Largest object that can be read, in bytes. It limits what one response of the master can make this client allocate.
     pub largest_object: u64,
     /// Newest protocol version to use with nodes' data ports.
@@ -61,6 +64,7 @@ impl Default for KvClientOptions {
             slice_bytes: 4 << 20,
             batch_in_flight: 16,
             attempts: 3,
+            allocation_attempts: 6,
             largest_object: 4 << 30,
             newest_protocol: TransferProtocol::Checked,
             transfers: TransferLimits { busy_poll: BUSY_POLL, ..TransferLimits::default() },

@@ -22,8 +22,6 @@ use crate::slices::slice_length;
 /// Pauses after the master found no space, which vary by half. Mooncake's master evicts in the background.
 const ALLOCATION_BACKOFF: BackoffPolicy =
     BackoffPolicy { initial: Duration::from_millis(10), max: Duration::from_millis(320) };
-/// Maximum number of attempts to allocate space.
-const MAX_ALLOCATION_ATTEMPTS: u32 = 6;
 /// Delay before a put whose future was dropped is revoked: a node may still be writing received bytes, and the space must not
 /// be allocated to another object until that has ended.
 const REVOKE_GRACE: Duration = Duration::from_secs(1);
@@ -116,14 +114,17 @@ impl KvClient {
         size: u64,
         options: &PutOptions,
     ) -> Result<Vec<ReplicaDescriptor<String>>, KvError> {
-        for failures in 1..=MAX_ALLOCATION_ATTEMPTS {
+        let attempts = self.shared.options.allocation_attempts.max(1);
+        for failures in 1..=attempts {
             let config = options.config(&[0], self.shared.options.locality.host_id());
             match self.shared.objects.start(mode, key, size, config).await {
                 Err(RpcError::Refused(ErrorCode::NO_AVAILABLE_HANDLE)) => {}
                 started => return started.map_err(|source| KvError::master("put", key, source)),
             }
-            let pause = ALLOCATION_BACKOFF.pause(failures);
-            tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+            if failures < attempts {
+                let pause = ALLOCATION_BACKOFF.pause(failures);
+                tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+            }
         }
         Err(KvError::NoRoom { key: key.to_owned(), size })
     }

@@ -111,6 +111,8 @@ impl StoreSettings {
             metadata: self.metadata.clone(),
             rdma_devices: self.devices.clone(),
             locality: Locality::default().with_own(host),
+            // Engines handle a full store, and wait for each call.
+            allocation_attempts: 1,
             ..KvClientOptions::default()
         };
         options.master.connections = 1;

@@ -1,6 +1,7 @@
 //! Two stores in this process, with a segment each, and a master.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use moongate_master_client::rpc::PutMode;
 use moongate_store::{InProcessStore, MemoryRange, StoreSettings};
@@ -134,6 +135,19 @@ fn a_closed_segment_leaves_the_store() {
     assert_eq!((stores.first.health(), stores.second.health()), (0, 0));
     assert_eq!(stores.first.remove(&["own"], true), [0]);
     assert_eq!(stores.first.remove(&["own", "other"], true), [-704, -704]);
+}
+
+#[test]
+fn puts_to_a_full_store_fail_at_once() {
+    let stores = store_pair();
+    stores.first.close();
+    stores.second.close();
+    let keys: Vec<String> = (0..2000).map(|number| format!("k{number}")).collect();
+    let objects: Vec<(&str, &[u8])> = keys.iter().map(|key| (key.as_str(), &b"x"[..])).collect();
+    let start = Instant::now();
+    assert_eq!(stores.first.put(PutMode::Put, &objects, &PutOptions::default()), [-200; 2000]);
+    // With pauses, as a command of `moongate kv` makes them, it takes more than a minute.
+    assert!(start.elapsed() < Duration::from_secs(30));
 }
 
 #[test]
