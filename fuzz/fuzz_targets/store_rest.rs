@@ -47,7 +47,10 @@ static NODE: LazyLock<StoreRestNode> = LazyLock::new(|| {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let supervisor = Supervisor::new();
     let (master, store) = runtime.block_on(start(&supervisor));
-    StoreRestNode { http: store.http().expect("it serves HTTP"), _running: (master, store, supervisor, runtime) }
+    StoreRestNode {
+        http: store.http().expect("it serves HTTP"),
+        _running: (master, store, supervisor, runtime),
+    }
 });
 
 struct StoreRestResponse {
