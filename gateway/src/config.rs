@@ -147,8 +147,8 @@ pub struct GatewayOptions {
     #[arg(long, value_name = "NAME=DIR", env = "MOONGATE_MODEL", value_delimiter = ' ')]
     pub model: Vec<moongate_tokenize::ModelFolder>,
 
-    /// Threads that tokenize prompts; the threads of connections do not. Default: half of the processor's cores, at most 8, each with up to
-    /// 64 MiB of the tokenizer's own caches.
+    /// Threads that tokenize prompts; the threads of connections tokenize only short ones. Default: half of the processor's cores, at most 8,
+    /// each with up to 64 MiB of the tokenizer's own caches.
     #[arg(long, value_name = "N", env = "MOONGATE_PROMPT_THREADS", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub prompt_threads: Option<u16>,
 

@@ -128,7 +128,7 @@ impl PromptTokenizer {
         })
     }
 
-    /// Whether every thread may tokenize short prompts: it takes microseconds, and no memory per thread.
+    /// Whether every thread may tokenize short prompts: it takes microseconds, and half a megabyte for each thread that does it at a time.
     pub fn suits_every_thread(&self) -> bool {
         self.tokenizer.suits_every_thread()
     }

@@ -79,7 +79,7 @@ impl Tokenizer {
         (&self.before, &self.after)
     }
 
-    /// Whether every thread may tokenize short texts: it takes microseconds, and no memory per thread.
+    /// See [`crate::PromptTokenizer::suits_every_thread`].
     pub(crate) fn suits_every_thread(&self) -> bool {
         matches!(self.encoder, Encoder::BytePairs(_))
     }
