@@ -38,6 +38,7 @@ fn admin() -> Arc<AdminContext> {
         te_endpoint: "10.0.0.1:12345",
         protocol: "tcp",
         host_id: "",
+        locality: None,
     };
     server
         .master
