@@ -166,18 +166,7 @@ impl MasterCore {
         replica_type: ReplicaType,
         fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
-        let CallContext { now_ms, client, tenant } = context;
-        let key_location = self.objects.locate_reader_key(tenant, key)?;
-        let mut shard = self.objects.lock(key_location.shard);
-        let index = shard.lookup(key_location, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
-        if !matches!(replica_type, ReplicaType::DISK | ReplicaType::LOCAL_DISK) {
-            return Err(ErrorCode::INVALID_PARAMS);
-        }
-        let is_on_disk = shard.entries[index].copy().is_some_and(|copy| copy.disk.client == client);
-        if replica_type == ReplicaType::LOCAL_DISK && is_on_disk {
-            shard.drop_disk_copy(index, now_ms, RemoveCause::Evicted, fx);
-        }
-        Ok(())
+        self.evict_disk_copy_if(context, key, replica_type, |_| true, fx).map(drop)
     }
 
     /// A client reports that it removed a replica of an object from its disk. Returns false if the object has no such replica any
@@ -192,21 +181,31 @@ impl MasterCore {
         (replica_type, replica): (ReplicaType, u64),
         fx: &mut dyn StateChangeSink,
     ) -> Result<bool, ErrorCode> {
-        let CallContext { now_ms, client, tenant } = context;
+        self.evict_disk_copy_if(context, key, replica_type, |id| id == replica, fx)
+    }
+
+    /// Drops the client's disk copy of an object if its replica id matches. Returns whether it did.
+    fn evict_disk_copy_if(
+        &self,
+        CallContext { now_ms, client, tenant }: CallContext<'_>,
+        key: &str,
+        replica_type: ReplicaType,
+        is_wanted: impl Fn(u64) -> bool,
+        fx: &mut dyn StateChangeSink,
+    ) -> Result<bool, ErrorCode> {
         let key_location = self.objects.locate_reader_key(tenant, key)?;
         let mut shard = self.objects.lock(key_location.shard);
         let index = shard.lookup(key_location, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         if !matches!(replica_type, ReplicaType::DISK | ReplicaType::LOCAL_DISK) {
             return Err(ErrorCode::INVALID_PARAMS);
         }
-        let is_current = replica_type == ReplicaType::LOCAL_DISK
-            && shard.entries[index]
-                .copy()
-                .is_some_and(|copy| copy.disk.client == client && copy.id == replica);
-        if is_current {
+        let copy = shard.entries[index].copy();
+        let is_evicted = replica_type == ReplicaType::LOCAL_DISK
+            && copy.is_some_and(|copy| copy.disk.client == client && is_wanted(copy.id));
+        if is_evicted {
             shard.drop_disk_copy(index, now_ms, RemoveCause::Evicted, fx);
         }
-        Ok(is_current)
+        Ok(is_evicted)
     }
 }
 

@@ -45,7 +45,10 @@ impl UnknownFormReporter {
         let is_new = self.is_new(UnknownForm::Function(id));
         if is_new {
             match unsupported_function(id) {
-                Some(name) => tracing::warn!(method = name, "a client calls an RPC that is not supported"),
+                Some(name) => tracing::warn!(
+                    method = name,
+                    "a client calls an RPC of Mooncake's registry of weights, which this master lacks: store weights as objects"
+                ),
                 None => tracing::error!(
                     function_id = format!("{id:08x}"),
                     known_releases = %format_args!("{} to {}", Dialect::OLDEST, Dialect::NEWEST),

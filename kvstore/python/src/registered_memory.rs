@@ -2,7 +2,7 @@
 //!
 //! Nothing can check that an address from Python is valid. `register_buffer` is where the caller promises it, as for
 //! Mooncake's module: a registered range stays mapped and readable and writable until it is unregistered, and while a call uses
-//! a part of it nobody else writes to that part. Every other address is refused.
+//! a part of it no other code writes to that part. Every other address is refused.
 #![expect(unsafe_code, reason = "Python passes memory as addresses")]
 
 use std::collections::BTreeMap;
@@ -91,7 +91,7 @@ impl RegisteredMemory {
     pub fn source(&self, range: MemoryRange) -> Result<&[u8], RegistrationError> {
         self.check(range)?;
         // SAFETY: the range is not empty, has no null address and at most isize::MAX bytes. It is registered, so the caller
-        // promised that it is mapped and that nobody writes to it during this call.
+        // promised that it is mapped and that no code writes to it during this call.
         Ok(unsafe {
             std::slice::from_raw_parts(std::ptr::with_exposed_provenance(range.address), range.size)
         })

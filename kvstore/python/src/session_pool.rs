@@ -77,13 +77,18 @@ impl Drop for ClientSession {
     }
 }
 
-/// Counts a session until it is returned. A session whose call panicked is dropped.
-struct SessionPermit<'a>(&'a SessionPool);
+/// Ends the count of a session that was not returned: it could not be opened, or its call panicked and it is dropped.
+struct SessionPermit<'a> {
+    pool: &'a SessionPool,
+    is_returned: bool,
+}
 
 impl Drop for SessionPermit<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().sessions -= 1;
-        self.0.returned.notify_one();
+        if !self.is_returned {
+            self.pool.state.lock().sessions -= 1;
+        }
+        self.pool.returned.notify_one();
     }
 }
 
@@ -112,16 +117,15 @@ impl SessionPool {
             }
         };
         drop(state);
-        let permit = SessionPermit(self);
+        let mut permit = SessionPermit { pool: self, is_returned: false };
         let mut session = match idle {
             Some(session) => session,
             None => ClientSession::open(&self.master, &self.options)?,
         };
         let result = session.run(call);
         session.used = Instant::now();
-        std::mem::forget(permit);
         self.state.lock().idle.push(session);
-        self.returned.notify_one();
+        permit.is_returned = true;
         Ok(result)
     }
 }

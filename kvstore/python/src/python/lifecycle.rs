@@ -44,7 +44,8 @@ pub(super) struct OpenStore {
 impl Drop for OpenStore {
     fn drop(&mut self) {
         if self.process != std::process::id() {
-            std::mem::forget(Arc::clone(&self.store));
+            // A reference that is never released, so that the store is never dropped.
+            let _ = Arc::into_raw(Arc::clone(&self.store));
         }
     }
 }

@@ -141,7 +141,7 @@ impl MooncakeDistributedStore {
                 let bytes = handle.cast::<PyByteArray>()?;
                 MemoryRange { address: bytes.data().expose_provenance(), size: bytes.len() }
             };
-            // Nobody else has a reference to the new object, so its memory stays where it is.
+            // No other code has a reference to the new object, so its memory stays where it is.
             if memory.register(range).is_ok() {
                 found.push((index, handle));
                 wanted.push(key.clone());

@@ -164,7 +164,8 @@ impl RpcMethod {
     }
 }
 
-/// The dialects of which a signature matches a packed value. A size tells apart dialects that differ only in compatible members.
+/// The dialects of which a signature matches a packed value. Dialects that differ only in compatible members differ in
+/// whether the value states its size.
 fn matching(
     body: &[u8],
     dialects: DialectSet,
