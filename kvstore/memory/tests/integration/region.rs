@@ -11,6 +11,9 @@ use moongate_memory::{Crc32c, MappedRegion, PageMode, RegionError, memfd};
 
 const MIB: u64 = 1 << 20;
 
+/// Within this time a thread has received and acknowledged bytes, unless it waits for more of them.
+const ACKNOWLEDGED: Duration = Duration::from_secs(10);
+
 fn pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -124,8 +127,8 @@ fn sockets_write_to_and_read_from_the_mapping() {
 fn bytes_after_a_large_body_are_received_one_by_one() {
     let region = Arc::new(MappedRegion::anonymous(2 * MIB, PageMode::Normal).unwrap());
     for checked in [false, true] {
-        let (mut near, far) = pair();
-        far.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let (mut near, mut far) = pair();
+        near.set_read_timeout(Some(ACKNOWLEDGED)).unwrap();
         let region = Arc::clone(&region);
         let node = thread::spawn(move || {
             if checked {
@@ -134,10 +137,12 @@ fn bytes_after_a_large_body_are_received_one_by_one() {
                 region.receive_exact(&far, 0, MIB).unwrap();
             }
             assert_eq!(region.receive(&far, MIB, 10).unwrap(), 1);
+            far.write_all(&[1]).unwrap();
         });
         near.write_all(&pattern(MIB as usize)).unwrap();
         thread::sleep(Duration::from_millis(50));
         near.write_all(&[9]).unwrap();
+        near.read_exact(&mut [0]).expect("the byte was received");
         node.join().unwrap();
     }
 }
@@ -147,17 +152,22 @@ fn bytes_after_a_large_body_are_received_one_by_one() {
 fn bodies_may_arrive_in_small_pieces() {
     let region = Arc::new(MappedRegion::anonymous(2 * MIB, PageMode::Normal).unwrap());
     for len in [MIB / 2 - 1, MIB / 2, MIB / 2 + 1, MIB + 5] {
-        let (mut near, far) = pair();
-        far.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let (mut near, mut far) = pair();
+        near.set_read_timeout(Some(ACKNOWLEDGED)).unwrap();
         let sent = pattern(usize::try_from(len).unwrap());
         let node = thread::spawn({
             let region = Arc::clone(&region);
-            move || region.receive_exact_crc(&far, 3, len).unwrap()
+            move || {
+                let crc = region.receive_exact_crc(&far, 3, len).unwrap();
+                far.write_all(&[1]).unwrap();
+                crc
+            }
         });
         for piece in sent.chunks(100 << 10) {
             near.write_all(piece).unwrap();
             thread::sleep(Duration::from_millis(2));
         }
+        near.read_exact(&mut [0]).expect("the body was received");
         assert_eq!(node.join().unwrap(), Crc32c::of(&sent), "{len} bytes");
     }
 }
