@@ -4,12 +4,12 @@ use super::Scheduler;
 use crate::fleet::InstanceIndex;
 use crate::seconds::Seconds;
 
-/// From this number of engines on, a decision refreshes only those that have changed, unless [`MAX_LOAD_AGE`] has passed.
+/// From this number of engines on, a decision refreshes only those that have changed, unless [`MAX_LOAD_AGE_PER_ENGINE`] has passed.
 const LARGE_FLEET: usize = 128;
 
-/// Age up to which the loads of engines without an event are used: their waits are too long by at most this time, all by the same, and
-/// what was learned from other engines in this time is not applied.
-const MAX_LOAD_AGE: Seconds = 0.002;
+/// Age up to which the loads of engines without an event are used, for each engine of the fleet: their waits are too long by at most that
+/// time, and what was learned from other engines in that time is not applied. Refreshing an engine takes a two-hundredth of it.
+const MAX_LOAD_AGE_PER_ENGINE: Seconds = 8e-6;
 
 /// Events that are recorded until the next refresh; after more of them, all engines are refreshed.
 const MAX_CHANGED: usize = 4096;
@@ -94,8 +94,8 @@ impl Scheduler {
     pub(super) fn refresh_loads(&mut self, now: Seconds) {
         self.now = now;
         self.pending.advance(now);
-        let is_recent =
-            self.loads.len() == self.engines.len() && now - self.load_refresh.all_at < MAX_LOAD_AGE;
+        let max_age = MAX_LOAD_AGE_PER_ENGINE * self.engines.len() as f64;
+        let is_recent = self.loads.len() == self.engines.len() && now - self.load_refresh.all_at < max_age;
         // More events than engines cost as much as all engines.
         let are_few = self.load_refresh.changed.len() < self.engines.len();
         if self.engines.len() >= self.load_refresh.large_fleet && is_recent && are_few {

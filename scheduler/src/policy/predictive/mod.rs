@@ -40,7 +40,7 @@ const MAX_PLANNED_PER_ENGINE: usize = 2;
 
 /// In a large fleet, about this many of the engines that have nothing of a prompt are priced, evenly spread, and the idlest one: among so
 /// many, one is about as good as the best.
-const PRICED_ENGINES: usize = 64;
+const PRICED_ENGINES: usize = 32;
 
 /// From this number of pairs of a queued request and an engine on, what was found for a request is kept between rounds. In small fleets
 /// that costs 3 % of the mean time to first token on the synthetic trace, and pricing all engines takes microseconds.
@@ -231,8 +231,7 @@ impl PredictivePolicy {
     ) -> Option<CheapestPair> {
         self.decodes.clear();
         let entries = input.cluster.prefills(input.request.model);
-        let idlest =
-            entries.iter().copied().min_by(|&a, &b| self.plan.backlog(a).total_cmp(&self.plan.backlog(b)))?;
+        let idlest = self.plan.idlest(entries)?;
         let tokens = input.request.total_input_tokens();
         let second = 1.0 + self.congestion(input);
         let mut lightest = MinCostSampler::new(input.entropy);
@@ -254,8 +253,11 @@ impl PredictivePolicy {
             if !prices_sample && lowest.is_finite() {
                 break;
             }
+            // Without any hits, the others need not be looked at.
+            let is_sample_only = prices_sample && input.prediction.per_instance.is_empty();
+            let (skipped, step) = if is_sample_only { (first, stride) } else { (0, 1) };
             let mut next = first;
-            for (position, &entry) in entries.iter().enumerate() {
+            for (position, &entry) in entries.iter().enumerate().skip(skipped).step_by(step) {
                 let hits = input.prediction.hits(entry);
                 let is_next = position == next;
                 next += if is_next { stride } else { 0 };
@@ -307,8 +309,7 @@ impl PredictivePolicy {
         let all =
             input.cluster.prefills(input.request.model).iter().chain(self.local_prefills(input)).copied();
         let chosen = std::iter::once(best.prefill);
-        let explained: Vec<InstanceIndex> =
-            if DecisionSnapshot::is_kept(input) { all.collect() } else { chosen.collect() };
+        let explained: Vec<InstanceIndex> = if DecisionSnapshot::is_kept(input) { all.collect() } else { chosen.collect() };
         for instance in explained {
             let Some(PricedEngine { terms, .. }) = self.cost_on(input, instance, most_cached) else {
                 continue;
@@ -374,7 +375,8 @@ impl PredictivePolicy {
         let tokens = input.request.total_input_tokens();
         let entries = input.cluster.prefills(input.request.model);
         let stride = (entries.len() / PRICED_ENGINES).max(1);
-        let services = entries.iter().enumerate().filter_map(|(position, &ix)| {
+        let step = if input.prediction.per_instance.is_empty() { stride } else { 1 };
+        let services = entries.iter().enumerate().step_by(step).filter_map(|(position, &ix)| {
             let cached = u64::from(input.prediction.hits(ix).total());
             // Engines that have nothing of it differ only in their speed.
             let load = input.loads.get(ix.as_usize()).filter(|_| cached > 0 || position % stride == 0)?;
@@ -453,7 +455,8 @@ impl PredictivePolicy {
 fn most_cached(input: &PolicyInput<'_>) -> Option<(InstanceIndex, u32)> {
     let entries = input.cluster.prefills(input.request.model);
     let mut most: Option<(InstanceIndex, u32)> = None;
-    for &ix in entries {
+    let with_hits = if input.prediction.per_instance.is_empty() { &[][..] } else { entries };
+    for &ix in with_hits {
         let hits = input.prediction.hits(ix);
         let tokens = hits.l1_tokens.saturating_add(hits.l2_tokens);
         if tokens >= most.map_or(1, |(_, most)| most) && is_available(input, ix) {

@@ -41,7 +41,7 @@ pub(super) struct RoundPlan {
     due_at: Vec<Seconds>,
     /// Seconds until then, with planned work.
     due: Vec<Seconds>,
-    /// Minimum of `due`, if it has been computed since the last change.
+    /// Minimum of `due`, or one that is not positive, if it has been computed since the last change.
     first_due: Option<Seconds>,
     /// Longest fetch of any request on any engine, after a load of its LoRA adapter.
     longest_fetch: Seconds,
@@ -240,6 +240,26 @@ impl RoundPlan {
         self.backlogs.get(ix.as_usize()).copied().unwrap_or(0.0)
     }
 
+    #[cfg(test)]
+    pub(super) fn with_backlogs(backlogs: Vec<Seconds>) -> Self {
+        Self { backlogs, ..Self::default() }
+    }
+
+    /// The first of these engines with the smallest backlog.
+    pub(super) fn idlest(&self, engines: &[InstanceIndex]) -> Option<InstanceIndex> {
+        let mut idlest: Option<(InstanceIndex, Seconds)> = None;
+        for &ix in engines {
+            let backlog = self.backlog(ix);
+            if backlog <= 0.0 {
+                return Some(ix);
+            }
+            if idlest.is_none_or(|(_, least)| backlog < least) {
+                idlest = Some((ix, backlog));
+            }
+        }
+        idlest.map(|(ix, _)| ix)
+    }
+
     /// Planned work before the current request, beyond the engine's own backlog.
     pub(super) fn work(&self, ix: InstanceIndex) -> Seconds {
         self.work.get(ix.as_usize()).copied().unwrap_or(0.0)
@@ -314,9 +334,17 @@ impl RoundPlan {
 
     /// How long until any engine could be given any request, if that is not now. Infinite if there is no engine.
     pub(super) fn first_due(&mut self) -> Option<Seconds> {
-        let due = &self.due;
-        let first_due =
-            *self.first_due.get_or_insert_with(|| due.iter().copied().fold(f64::INFINITY, f64::min));
+        let first_due = *self.first_due.get_or_insert_with(|| {
+            let mut times = self.due.iter().copied();
+            let mut least = f64::INFINITY;
+            // One that is due now is enough.
+            while least > 0.0
+                && let Some(due) = times.next()
+            {
+                least = least.min(due);
+            }
+            least
+        });
         (first_due > 0.0).then_some(first_due)
     }
 

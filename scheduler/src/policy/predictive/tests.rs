@@ -94,7 +94,14 @@ impl TestScheduler {
     fn submit_request(&mut self, now: f64, request: RequestProfile, hits: &[(usize, TierHits)]) -> u64 {
         let mut per_instance = vec![TierHits::default(); self.prefills + 1];
         hits.iter().for_each(|&(engine, hits)| per_instance[engine] = hits);
-        let prediction = CacheHitPrediction { per_instance, ..CacheHitPrediction::default() };
+        self.submit_predicted(
+            now,
+            request,
+            CacheHitPrediction { per_instance, ..CacheHitPrediction::default() },
+        )
+    }
+
+    fn submit_predicted(&mut self, now: f64, request: RequestProfile, prediction: CacheHitPrediction) -> u64 {
         self.next += 1;
         self.scheduler.submit(
             now,

@@ -56,3 +56,29 @@ fn an_engine_is_compared_with_a_bounded_number_of_requests() {
     }
     assert_eq!(plan.sooner_free(0), None);
 }
+
+proptest! {
+    /// The shortcuts for prompts that no engine has change no decision.
+    #[test]
+    fn empty_prediction_is_one_without_hits(
+        prefills in 1..150_usize,
+        lengths in prop::collection::vec(100..5_000_u32, 1..40),
+    ) {
+        let (mut empty, mut without_hits) = (test_scheduler(prefills), test_scheduler(prefills));
+        for (number, tokens) in (0_u32..).zip(lengths) {
+            let now = 0.02 * f64::from(number);
+            empty.submit_predicted(now, request(tokens), CacheHitPrediction::default());
+            without_hits.submit(now, tokens, &[]);
+            prop_assert_eq!(empty.sent(now), without_hits.sent(now));
+        }
+    }
+
+    #[test]
+    fn idlest_engine_is_the_first_of_the_least_backlog(
+        backlogs in prop::collection::vec(prop_oneof![Just(0.0), Just(f64::INFINITY), 0.0..3.0_f64], 1..30),
+    ) {
+        let engines: Vec<InstanceIndex> = InstanceIndex::all().take(backlogs.len()).collect();
+        let least = engines.iter().copied().min_by(|a, b| backlogs[a.as_usize()].total_cmp(&backlogs[b.as_usize()]));
+        prop_assert_eq!(RoundPlan::with_backlogs(backlogs.clone()).idlest(&engines), least);
+    }
+}
