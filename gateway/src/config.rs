@@ -124,7 +124,7 @@ pub struct GatewayOptions {
     pub max_queued_requests: usize,
 
     /// Number of recent decisions kept for `moongate explain`; 0 keeps none. Each takes a few hundred bytes per engine; of
-    /// a fleet with more than 64 engines, only a part is kept.
+    /// a fleet with more than 64 engines, or of more than a thousand decisions a second, only a part is kept.
     #[arg(long, value_name = "N", env = "MOONGATE_DECISION_HISTORY", default_value_t = 256)]
     pub decision_history: usize,
 

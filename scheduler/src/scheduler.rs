@@ -5,6 +5,7 @@ mod engine_groups;
 mod excluded;
 mod in_flight;
 mod load_refresh;
+mod snapshot_budget;
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -14,6 +15,7 @@ use self::engine_groups::EngineGroups;
 use self::excluded::ExcludedEngines;
 use self::in_flight::InFlightAttempt;
 use self::load_refresh::LoadRefresh;
+use self::snapshot_budget::SnapshotBudget;
 use crate::adapter_loads::{AdapterLoadTracker, AdapterResidencies};
 use crate::attempt::AttemptId;
 use crate::background::BackgroundAdmission;
@@ -82,6 +84,7 @@ pub struct Scheduler {
     now: Seconds,
     /// Queued requests that this poll has not decided yet.
     undecided: usize,
+    snapshot_budget: SnapshotBudget,
     capturing: bool,
     captured: Vec<(AttemptId, DecisionSnapshot)>,
     /// As of the latest refresh.
@@ -133,6 +136,7 @@ impl Scheduler {
             background: BackgroundAdmission::default(),
             now: 0.0,
             undecided: 0,
+            snapshot_budget: SnapshotBudget::default(),
             capturing: false,
             captured: Vec::new(),
             loads: Vec::new(),
@@ -296,6 +300,7 @@ impl Scheduler {
             arrived: queued.arrived,
             sequence: self.decided,
             entropy,
+            is_explained: false,
             held: None,
         }
     }
@@ -329,12 +334,13 @@ impl Scheduler {
             arrived: queued.arrived,
             sequence: self.decided,
             entropy: mix_entropy(entropy, self.decided),
+            is_explained: self.snapshot_budget.allows(now, self.decided, self.cluster.instances().len()),
             // What the engines will have changes with each request that is sent.
             held: queued.held.as_ref().filter(|_| with_pending.is_none() && adapters.is_empty()),
         };
         let verdict = self.policy.decide(&input);
         if let Ok(PolicyVerdict::Send(decision)) = &verdict {
-            if self.capturing && DecisionSnapshot::is_kept(&input) {
+            if self.capturing && input.is_explained {
                 let mut snapshot =
                     DecisionSnapshot::capture(self.policy.name(), &self.settings, unasked, &input);
                 for (ix, load) in InstanceIndex::all().zip(&mut snapshot.loads) {
@@ -343,6 +349,9 @@ impl Scheduler {
                 self.captured.push((attempt, snapshot));
             }
             self.policy.on_sent(&input, decision);
+            if input.is_explained {
+                self.snapshot_budget.spend(now);
+            }
         }
         excluded.restore(&mut self.loads);
         match verdict {

@@ -48,14 +48,6 @@ pub struct DecisionSnapshot {
 }
 
 impl DecisionSnapshot {
-    /// Whether the decision is one of those that are explained with all candidates, and whose inputs are captured: both cost time and memory
-    /// per instance, so that of a large fleet's decisions it is one in (instances / 64)², fewer than one in a hundred of a thousand.
-    pub(crate) fn is_kept(input: &PolicyInput<'_>) -> bool {
-        const ALWAYS_KEPT_INSTANCES: usize = 64;
-        let ratio = input.cluster.instances().len().div_ceil(ALWAYS_KEPT_INSTANCES).max(1);
-        input.sequence.is_multiple_of((ratio * ratio) as u64)
-    }
-
     /// Captures the inputs of `policy` before it decides.
     #[must_use]
     pub(crate) fn capture(
@@ -117,6 +109,7 @@ impl DecisionSnapshot {
             arrived: self.arrived,
             sequence: self.sequence,
             entropy: self.entropy,
+            is_explained: true,
             held: None,
         })
     }

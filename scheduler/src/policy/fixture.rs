@@ -104,6 +104,7 @@ impl PolicyFixture {
             arrived: self.now,
             sequence: 0,
             entropy: self.entropy,
+            is_explained: true,
             held: None,
         }
     }

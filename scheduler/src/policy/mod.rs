@@ -60,6 +60,8 @@ pub struct PolicyInput<'a> {
     pub sequence: u64,
     /// Random bits for tie-breaks, provided by the caller.
     pub entropy: u64,
+    /// Whether a decision has to be explained with all candidates, not only with the chosen one.
+    pub is_explained: bool,
     /// What the policy returned with the last [`PolicyVerdict::Defer`] of this request, if its prediction and the fleet are the same.
     pub held: Option<&'a HeldChoice>,
 }

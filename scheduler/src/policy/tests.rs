@@ -71,6 +71,7 @@ fn decide_predicted(
         arrived: 0.0,
         sequence,
         entropy,
+        is_explained: true,
         held: None,
     });
     match verdict? {
@@ -274,6 +275,7 @@ fn reservation_excludes_cached_tokens() {
         arrived: 0.0,
         sequence: 0,
         entropy: 0,
+        is_explained: true,
         held: None,
     };
     let verdict = PolicyName::LeastLoad.build(&SchedulerOptions::default()).decide(&input).unwrap();

@@ -26,7 +26,6 @@ use crate::estimate::{EngineView, PrefillBacklog, PrefillEstimate};
 use crate::fleet::{InstanceIndex, InstanceRole};
 use crate::options::SchedulerOptions;
 use crate::seconds::Seconds;
-use crate::snapshot::DecisionSnapshot;
 
 /// Minimum time before a queued request is decided again if nothing happens.
 const MIN_RECHECK: Seconds = 0.001;
@@ -309,7 +308,7 @@ impl PredictivePolicy {
         let all =
             input.cluster.prefills(input.request.model).iter().chain(self.local_prefills(input)).copied();
         let chosen = std::iter::once(best.prefill);
-        let explained: Vec<InstanceIndex> = if DecisionSnapshot::is_kept(input) { all.collect() } else { chosen.collect() };
+        let explained: Vec<InstanceIndex> = if input.is_explained { all.collect() } else { chosen.collect() };
         for instance in explained {
             let Some(PricedEngine { terms, .. }) = self.cost_on(input, instance, most_cached) else {
                 continue;
