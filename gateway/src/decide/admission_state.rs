@@ -227,13 +227,15 @@ impl AdmissionState {
             self.renumber_submissions(&fleet);
             self.fleet = fleet;
         }
+        if self.waiting.is_empty() {
+            return;
+        }
         let instant = Instant::now();
         let availability = self.fleet.members.iter().map(|member| {
             let endpoint = &member.endpoint;
             (endpoint.is_available(), endpoint.silence.is_trial_due(instant))
         });
-        if self.waiting.is_empty() || (!changed && availability.clone().eq(self.availability.iter().copied()))
-        {
+        if !changed && availability.clone().eq(self.availability.iter().copied()) {
             return;
         }
         self.availability = availability.collect();
