@@ -34,7 +34,7 @@ pub(crate) async fn start_legs(
     (prefill, decode): (&FleetMember, Option<&FleetMember>),
     silence_limits: Option<AttemptSilenceLimits>,
     context: &AttemptContext<'_>,
-) -> Result<(LegPair, bool), AttemptFailure> {
+) -> Result<(Box<LegPair>, bool), AttemptFailure> {
     let AttemptContext { limits, aborter, attempt: trace, .. } = *context;
     let translated = decode.and_then(|_| routed.translated_for(prefill));
     let (is_translated, routed) = (translated.is_some(), translated.unwrap_or(routed));

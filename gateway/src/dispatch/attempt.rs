@@ -15,7 +15,7 @@ pub(super) async fn attempt(
     chosen: ChosenRoute,
     adapters: &Arc<AdapterLoader>,
     context: &AttemptContext<'_>,
-) -> Result<ResponseStart, AttemptFailure> {
+) -> Result<Box<ResponseStart>, AttemptFailure> {
     adapters.load_on_route(routed, &chosen).await?;
     let ChosenRoute { prefill, decode, in_flight, decision: fleet_decision } = chosen;
     let decision = fleet_decision.as_ref().map(|fleet_decision| &*fleet_decision.decision);

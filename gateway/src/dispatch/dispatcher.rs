@@ -67,7 +67,7 @@ impl RequestDispatcher {
         &self,
         routed: &RoutedRequest,
         span: &RequestSpan,
-    ) -> Result<ResponseStart, DispatchError> {
+    ) -> Result<Box<ResponseStart>, DispatchError> {
         let mut tried: Vec<Arc<UpstreamEndpoint>> = Vec::new();
         let mut last: Option<AttemptFailure> = None;
         let mut failed_leg = None;
@@ -108,8 +108,9 @@ impl RequestDispatcher {
                 },
             };
             match attempt(routed, chosen, &self.adapters, &context).await {
-                Ok(started) => {
-                    return Ok(ResponseStart { expected_hits: expected, ttft_prediction, ..started });
+                Ok(mut started) => {
+                    (started.expected_hits, started.ttft_prediction) = (expected, ttft_prediction);
+                    return Ok(started);
                 }
                 Err(mut failure) => {
                     self.record_failure(&failure, routed, span);

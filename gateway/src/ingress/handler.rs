@@ -133,7 +133,7 @@ async fn serve(
     id: HeaderValue,
     request: Request<Body>,
     recorder: &mut RequestRecorder,
-) -> Result<(RoutedRequest, DispatchedResponse), DispatchError> {
+) -> Result<(Box<RoutedRequest>, DispatchedResponse), DispatchError> {
     let permit =
         match request.extensions().get::<AuthenticatedCaller>().map(|caller| gateway.access.admit(caller)) {
             None => None,
@@ -154,10 +154,10 @@ async fn serve(
 /// Sends the request to engines until a response has started; if its model fails, to the fallbacks of its alias.
 async fn dispatch(
     gateway: &GatewayContext,
-    mut routed: RoutedRequest,
+    mut routed: Box<RoutedRequest>,
     mut permit: Option<QuotaPermit>,
     recorder: &mut RequestRecorder,
-) -> Result<(RoutedRequest, DispatchedResponse), DispatchError> {
+) -> Result<(Box<RoutedRequest>, DispatchedResponse), DispatchError> {
     let read = Instant::now();
     recorder.span().inject(&mut routed.headers);
     loop {
@@ -270,7 +270,7 @@ pub(super) async fn read(
     api: InferenceApi,
     id: HeaderValue,
     request: Request<Body>,
-) -> Result<RoutedRequest, ApiError> {
+) -> Result<Box<RoutedRequest>, ApiError> {
     let (mut parts, body) = request.into_parts();
     let media_type = match check_encoding(&parts.headers).and_then(|()| MediaType::of(&parts.headers)) {
         Ok(media_type) => media_type,
@@ -311,7 +311,8 @@ pub(super) async fn read(
         headers.extend(gateway.engine_key.clone().map(|key| (AUTHORIZATION, key)));
     }
     let headers = Arc::new(headers);
-    let mut routed = RoutedRequest {
+    // Boxed, because it is large and passed on several times.
+    let mut routed = Box::new(RoutedRequest {
         id,
         api,
         method: parts.method,
@@ -327,7 +328,7 @@ pub(super) async fn read(
         prompt_prediction: None,
         model,
         alias,
-    };
+    });
     routed.translated = translation(gateway, &routed);
     Ok(routed)
 }

@@ -18,7 +18,7 @@ use crate::fleet::{SuspicionReason, UpstreamEndpoint};
 use crate::response::TokenUsage;
 use crate::upstream::{LegError, LegEvent, LegKind};
 
-/// The legs of one attempt.
+/// The legs of one attempt. Large, and passed on from the connector to the relay, so that it is always boxed.
 pub(crate) struct LegPair {
     /// `None` for single workers and once the prefill has ended.
     prefill: Option<RunningLeg>,
@@ -56,11 +56,11 @@ impl LegPair {
         mut main: RunningLeg,
         main_kind: LegKind,
         aborter: Arc<AbortSender>,
-    ) -> Self {
+    ) -> Box<Self> {
         if main_kind != LegKind::Prefill {
             main.span.await_first_byte();
         }
-        Self {
+        Box::new(Self {
             prefill,
             main,
             main_kind,
@@ -71,11 +71,14 @@ impl LegPair {
             prefilled_at: None,
             silence_limits: None,
             translated: false,
-        }
+        })
     }
 
     /// Checks for silence until the response starts.
-    pub(crate) fn with_silence_limits(mut self, limits: Option<AttemptSilenceLimits>) -> Self {
+    pub(crate) fn with_silence_limits(
+        mut self: Box<Self>,
+        limits: Option<AttemptSilenceLimits>,
+    ) -> Box<Self> {
         self.silence_limits = limits;
         for (_, endpoint, since, limit) in self.waiting_legs() {
             if let Some(limit) = limit {
@@ -123,7 +126,7 @@ impl LegPair {
     }
 
     /// The engines got the request in another API than the client's.
-    pub(crate) fn translated(mut self) -> Self {
+    pub(crate) fn translated(mut self: Box<Self>) -> Box<Self> {
         self.translated = true;
         self
     }
@@ -133,7 +136,7 @@ impl LegPair {
     }
 
     /// A prefill with these token counts succeeded before this pair started.
-    pub(crate) fn after_prefill(mut self, usage: Option<TokenUsage>) -> Self {
+    pub(crate) fn after_prefill(mut self: Box<Self>, usage: Option<TokenUsage>) -> Box<Self> {
         self.record_prefill_ended(usage, None);
         self
     }

@@ -20,7 +20,7 @@ use crate::upstream::{LegError, LegKind};
 
 const NOT_A_CHAT: &str = "returned a response that is not a chat completion's";
 
-/// The start of a response.
+/// The start of a response. Boxed where it is passed on, because it is large.
 #[derive(Debug)]
 pub(crate) struct ResponseStart {
     pub(crate) head: Response<()>,
@@ -36,12 +36,11 @@ pub(crate) struct ResponseStart {
 
 /// The part of the response that has arrived.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "one per request, and taken apart at once")]
 pub(crate) enum ResponsePayload {
     /// The complete response, with its token counts.
     Complete(Bytes, Option<TokenUsage>),
     /// The first chunk; the rest is to be relayed. `events` is set for event streams.
-    Streaming { pair: LegPair, first: Bytes, events: Option<ResponseEvents> },
+    Streaming { pair: Box<LegPair>, first: Bytes, events: Option<ResponseEvents> },
 }
 
 /// Runs a prefill leg to its end and returns its response.
@@ -76,10 +75,10 @@ pub(crate) async fn prefill_response(
 /// Waits for output that may be sent to the client: the first complete event of a stream, or a whole response.
 pub(crate) async fn first_bytes(
     routed: &RoutedRequest,
-    mut pair: LegPair,
+    mut pair: Box<LegPair>,
     mut in_flight: InFlightGuard,
     context: &AttemptContext<'_>,
-) -> Result<ResponseStart, AttemptFailure> {
+) -> Result<Box<ResponseStart>, AttemptFailure> {
     let buffer_limit = context.limits.response_buffer_bytes;
     let mut buffered = BytesMut::new();
     let mut preamble = BytesMut::new();
@@ -161,14 +160,14 @@ pub(crate) async fn first_bytes(
                 pair.detach_prefill();
                 let (head, prefill_usage) = (take_head(&pair), pair.prefill_usage());
                 let payload = ResponsePayload::Complete(complete, usage);
-                return Ok(ResponseStart {
+                return Ok(Box::new(ResponseStart {
                     head,
                     payload,
                     in_flight,
                     expected_hits: None,
                     ttft_prediction: None,
                     prefill_usage,
-                });
+                }));
             }
         }
     }
@@ -184,14 +183,21 @@ fn prepend(held: &mut BytesMut, events: Bytes) -> Bytes {
 }
 
 fn response_start(
-    pair: LegPair,
+    pair: Box<LegPair>,
     first: Bytes,
     events: Option<ResponseEvents>,
     in_flight: InFlightGuard,
-) -> ResponseStart {
+) -> Box<ResponseStart> {
     let (head, prefill_usage) = (take_head(&pair), pair.prefill_usage());
     let payload = ResponsePayload::Streaming { pair, first, events };
-    ResponseStart { head, payload, in_flight, expected_hits: None, ttft_prediction: None, prefill_usage }
+    Box::new(ResponseStart {
+        head,
+        payload,
+        in_flight,
+        expected_hits: None,
+        ttft_prediction: None,
+        prefill_usage,
+    })
 }
 
 fn take_head(pair: &LegPair) -> Response<()> {

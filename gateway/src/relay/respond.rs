@@ -23,9 +23,8 @@ use crate::response::{ResponseEvents, ResponseSummary, TokenUsage};
 
 /// What the dispatcher has brought back for one request.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "one per request, and taken apart at once")]
 pub(crate) enum DispatchedResponse {
-    Single(ResponseStart),
+    Single(Box<ResponseStart>),
     /// The streams of all samples of a request with `n` > 1.
     Samples(Response<()>, Vec<SampleResponse>),
     /// The merged non-streamed responses of all samples.
@@ -47,7 +46,7 @@ impl DispatchedResponse {
     /// The responses to the samples of one request: streams to be merged, or the merged non-streamed responses.
     pub(crate) async fn of_samples(
         request: RelayedRequest<'_>,
-        started: Vec<ResponseStart>,
+        started: impl IntoIterator<Item = Box<ResponseStart>>,
     ) -> Result<Self, ApiError> {
         let mut head = Response::new(());
         let samples = started.into_iter().map(|started| {
@@ -93,11 +92,11 @@ impl DispatchedResponse {
 
 fn respond_single(
     request: RelayedRequest<'_>,
-    started: ResponseStart,
+    started: Box<ResponseStart>,
     mut recorder: RequestRecorder,
 ) -> Response<Body> {
     let ResponseStart { mut head, payload, mut in_flight, expected_hits, ttft_prediction, prefill_usage } =
-        started;
+        *started;
     recorder.set_prefill(in_flight.prefill_endpoint().clone());
     if let (Some(expected), Some(model)) = (expected_hits, request.model) {
         recorder.set_expected_hits(expected, model.clone());
@@ -128,7 +127,7 @@ fn streamed(mut head: Response<()>, body: Body) -> Response<Body> {
 
 fn relay(
     request: RelayedRequest<'_>,
-    (pair, first, events): (LegPair, Bytes, Option<ResponseEvents>),
+    (pair, first, events): (Box<LegPair>, Bytes, Option<ResponseEvents>),
     in_flight: InFlightGuard,
     recorder: Option<RequestRecorder>,
 ) -> ResponseRelay {

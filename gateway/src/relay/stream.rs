@@ -50,13 +50,13 @@ enum RelayState {
 pub(crate) struct ResponseRelay {
     /// `None` once the stream has ended or failed: dropping the pair aborts the engines. Declared before `parts`, so that the legs'
     /// spans end before the request's.
-    pair: Option<LegPair>,
+    pair: Option<Box<LegPair>>,
     context: RelayContext,
     state: RelayState,
 }
 
 impl ResponseRelay {
-    pub(crate) fn new(pair: LegPair, first: Bytes, context: RelayContext) -> Self {
+    pub(crate) fn new(pair: Box<LegPair>, first: Bytes, context: RelayContext) -> Self {
         Self { context, pair: Some(pair), state: RelayState::FirstChunk(first) }
     }
 
