@@ -5,8 +5,7 @@ use crate::seconds::Seconds;
 /// Fleets of up to this many instances keep all decisions, within the rate.
 const ALWAYS_KEPT_INSTANCES: usize = 64;
 
-/// Average time between kept decisions: more than a thousand a second are of no use to a person, and capturing them takes a twentieth of
-/// the gateway's time.
+/// Average time between kept decisions: more than a thousand a second are of no use to a person, and each copies kilobytes.
 const INTERVAL: Seconds = 0.001;
 
 /// Number of decisions that may be kept at once.
