@@ -201,6 +201,7 @@ const UNSAFE_FILES: &[&str] = &[
     "kvstore/memory/src/numa.rs",
     "kvstore/memory/src/socket.rs",
     "kvstore/python/src/registered_memory.rs",
+    "kvstore/python/tests/in_process.rs",
     "kvstore/rdma/src/verbs/context.rs",
     "kvstore/rdma/src/verbs/queue_pair.rs",
     "kvstore/rdma/src/verbs/registered.rs",

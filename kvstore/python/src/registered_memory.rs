@@ -1,13 +1,15 @@
-//! Buffers that Python registers by address and size, and views of them. All unsafe code of this crate is here.
+//! Buffers that Python registers by address and size, and views of them. All unsafe code of this crate is here, except in its tests.
 //!
-//! Nothing can check that an address from Python is valid. `register_buffer` is where the caller promises it, as for
-//! Mooncake's module: a registered range stays mapped and readable and writable until it is unregistered, and while a call uses
-//! a part of it no other code writes to that part. Every other address is refused.
+//! Nothing can check that an address from Python is valid, so [`RegisteredMemory::register`] is unsafe. Every address that was not
+//! registered is refused. The two callers are here as well: [`RegisteredMemory::register_for_python`], which relies on the
+//! documentation of `register_buffer`, and [`NewBuffers`], which owns the memory.
 #![expect(unsafe_code, reason = "Python passes memory as addresses")]
 
 use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
+#[cfg(feature = "extension-module")]
+use pyo3::{prelude::*, types::PyByteArray};
 
 /// Address and size in bytes of memory in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,11 +48,18 @@ pub struct RegisteredMemory {
 }
 
 impl RegisteredMemory {
-    /// Registers a buffer. The caller promises what the module's documentation says.
+    /// Registers a buffer.
     ///
     /// # Errors
     /// [`RegistrationError::Invalid`] or [`RegistrationError::Overlapping`].
-    pub fn register(&self, range: MemoryRange) -> Result<(), RegistrationError> {
+    ///
+    /// # Safety
+    /// Until the buffer is unregistered and all calls that began before have returned:
+    /// - the range is mapped, readable, writable and initialized, and in one allocation or adjacent mappings without a gap;
+    /// - while a call of the store reads a part of it, nothing writes to that part;
+    /// - while a call of the store writes to a part of it, nothing else reads or writes that part, neither another call nor a
+    ///   reference held elsewhere.
+    pub unsafe fn register(&self, range: MemoryRange) -> Result<(), RegistrationError> {
         let end = range.end().ok_or(RegistrationError::Invalid)?;
         let mut buffers = self.buffers.lock();
         // Buffers do not overlap, so only the last one that starts before the end can reach into the range.
@@ -59,6 +68,17 @@ impl RegisteredMemory {
         }
         buffers.insert(range.address, end);
         Ok(())
+    }
+
+    /// Registers a buffer for Python code, which has no `unsafe`.
+    ///
+    /// # Errors
+    /// As [`Self::register`].
+    #[cfg(feature = "extension-module")]
+    pub(crate) fn register_for_python(&self, range: MemoryRange) -> Result<(), RegistrationError> {
+        // SAFETY: the only caller is Python's `register_buffer`, whose documentation states this contract. Python code that passes
+        // the address of memory which it does not own can corrupt the process here as it can with `ctypes`.
+        unsafe { self.register(range) }
     }
 
     /// Removes the buffer that starts at `address`.
@@ -90,8 +110,8 @@ impl RegisteredMemory {
     /// [`RegistrationError::Unknown`] if it is not registered.
     pub fn source(&self, range: MemoryRange) -> Result<&[u8], RegistrationError> {
         self.check(range)?;
-        // SAFETY: the range is not empty, has no null address and at most isize::MAX bytes. It is registered, so the caller
-        // promised that it is mapped and that no code writes to it during this call.
+        // SAFETY: the range is not empty, has no null address and at most isize::MAX bytes. It is registered, so by the contract of
+        // `register` it is mapped and initialized, and nothing writes to it during a call of the store.
         Ok(unsafe {
             std::slice::from_raw_parts(std::ptr::with_exposed_provenance(range.address), range.size)
         })
@@ -117,17 +137,61 @@ impl RegisteredMemory {
         }
         let view = |range: &MemoryRange| {
             let start = std::ptr::with_exposed_provenance_mut(range.address);
-            // SAFETY: as for `source`. The views of one call do not overlap, and callers promised not to use a part in two calls
-            // at once.
+            // SAFETY: as for `source`. The views of one call do not overlap, and by the contract of `register` nothing else uses
+            // this part during the call.
             unsafe { std::slice::from_raw_parts_mut(start, range.size) }
         };
         Ok(ranges.iter().map(view).collect())
     }
 }
 
+/// New Python objects that objects of the store are read into. Python code gets them when they are complete.
+#[cfg(feature = "extension-module")]
+pub(crate) struct NewBuffers<'py> {
+    memory: RegisteredMemory,
+    handles: Vec<Bound<'py, PyByteArray>>,
+}
+
+#[cfg(feature = "extension-module")]
+impl<'py> NewBuffers<'py> {
+    pub(crate) fn new() -> Self {
+        Self { memory: RegisteredMemory::default(), handles: Vec::new() }
+    }
+
+    /// Creates an object of `class`, a subclass of `bytearray` without a constructor of its own, and registers its memory.
+    ///
+    /// # Errors
+    /// What Python raises, such as `MemoryError`.
+    pub(crate) fn allocate(&mut self, class: &Bound<'py, PyAny>, size: u64) -> PyResult<MemoryRange> {
+        let handle = class.call1((size,))?.cast_into::<PyByteArray>()?;
+        let range = MemoryRange { address: handle.data().expose_provenance(), size: handle.len() };
+        // SAFETY: the object is new, initialized with zeros, and no other code has a reference to it. `handles` keeps it, and so its
+        // memory, until `self` is consumed or dropped, which ends the registration.
+        let registered = unsafe { self.memory.register(range) };
+        registered.map_err(|error| pyo3::exceptions::PyRuntimeError::new_err(error.to_string()))?;
+        self.handles.push(handle);
+        Ok(range)
+    }
+
+    /// The registrations of all objects.
+    pub(crate) fn memory(&self) -> &RegisteredMemory {
+        &self.memory
+    }
+
+    /// The objects, in the order of their creation.
+    pub(crate) fn into_handles(self) -> Vec<Bound<'py, PyByteArray>> {
+        self.handles
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn register(memory: &RegisteredMemory, address: usize, size: usize) -> Result<(), RegistrationError> {
+        // SAFETY: tests that take a view of what they register pass the address of their own array, and use it through views only.
+        unsafe { memory.register(range(address, size)) }
+    }
 
     fn range(address: usize, size: usize) -> MemoryRange {
         MemoryRange { address, size }
@@ -136,30 +200,26 @@ mod tests {
     fn registered(bytes: &mut [u8]) -> (RegisteredMemory, usize) {
         let memory = RegisteredMemory::default();
         let address = bytes.as_mut_ptr().expose_provenance();
-        memory.register(range(address, bytes.len())).unwrap();
+        register(&memory, address, bytes.len()).unwrap();
         (memory, address)
     }
 
     #[test]
     fn buffers_are_valid_and_do_not_overlap() {
         let memory = RegisteredMemory::default();
-        assert_eq!(memory.register(range(4096, 100)), Ok(()));
+        assert_eq!(register(&memory, 4096, 100), Ok(()));
         for (address, size) in [(4096, 100), (4096, 1), (4195, 1), (4000, 97), (4000, 1000), (4100, 10)] {
-            assert_eq!(
-                memory.register(range(address, size)),
-                Err(RegistrationError::Overlapping),
-                "{address}"
-            );
+            assert_eq!(register(&memory, address, size), Err(RegistrationError::Overlapping), "{address}");
         }
         for (address, size) in [(0, 10), (10, 0), (usize::MAX, 2), (1, usize::MAX - 1)] {
-            assert_eq!(memory.register(range(address, size)), Err(RegistrationError::Invalid), "{address}");
+            assert_eq!(register(&memory, address, size), Err(RegistrationError::Invalid), "{address}");
         }
-        assert_eq!(memory.register(range(4196, 1)), Ok(()));
-        assert_eq!(memory.register(range(4000, 96)), Ok(()));
+        assert_eq!(register(&memory, 4196, 1), Ok(()));
+        assert_eq!(register(&memory, 4000, 96), Ok(()));
         assert_eq!(memory.unregister(4097), Err(RegistrationError::Unknown));
         assert_eq!(memory.unregister(4096), Ok(()));
         assert_eq!(memory.unregister(4096), Err(RegistrationError::Unknown));
-        assert_eq!(memory.register(range(4096, 100)), Ok(()));
+        assert_eq!(register(&memory, 4096, 100), Ok(()));
     }
 
     #[test]
@@ -194,10 +254,10 @@ mod tests {
         let mut bytes = *b"0123456789";
         let at = bytes.as_mut_ptr().expose_provenance();
         let memory = RegisteredMemory::default();
-        memory.register(range(at, 4)).unwrap();
-        memory.register(range(at + 5, 5)).unwrap();
+        register(&memory, at, 4).unwrap();
+        register(&memory, at + 5, 5).unwrap();
         assert!(memory.source(range(at + 2, 5)).is_err(), "byte 4 is not registered");
-        memory.register(range(at + 4, 1)).unwrap();
+        register(&memory, at + 4, 1).unwrap();
         assert_eq!(memory.source(range(at + 2, 5)), Ok(&b"23456"[..]));
     }
 }

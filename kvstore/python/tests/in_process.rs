@@ -1,5 +1,6 @@
 //! Two stores in this process, with a segment each, and a master.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+#![expect(unsafe_code, reason = "buffers are registered by address")]
 
 use std::time::{Duration, Instant};
 
@@ -40,6 +41,12 @@ fn range(bytes: &mut [u8]) -> MemoryRange {
     MemoryRange { address: bytes.as_mut_ptr().expose_provenance(), size: bytes.len() }
 }
 
+fn register(store: &InProcessStore, buffer: MemoryRange) {
+    // SAFETY: the tests register vectors that live as long as the store's last call and are used by one thread. They look at a vector
+    // between calls only.
+    unsafe { store.memory.register(buffer) }.unwrap();
+}
+
 fn content(size: usize) -> Vec<u8> {
     (0..size).map(|index| (index * 7 % 251) as u8).collect()
 }
@@ -53,8 +60,8 @@ fn objects_move_between_buffers_of_two_stores() {
     let stores = store_pair();
     let (mut source, mut target) = (content(9 << 20), vec![0; 9 << 20]);
     let (from, into) = (range(&mut source), range(&mut target));
-    stores.first.memory.register(from).unwrap();
-    stores.second.memory.register(into).unwrap();
+    register(&stores.first, from);
+    register(&stores.second, into);
     let keys = ["a", "b", "c"].map(str::to_owned);
     let buffers = vec![
         vec![from],
@@ -87,7 +94,7 @@ fn wrong_buffers_fail_only_for_their_object() {
     let mut bytes = content(10_000);
     let (known, mut stray) = (range(&mut bytes), vec![1; 10]);
     let stray = range(&mut stray);
-    stores.first.memory.register(known).unwrap();
+    register(&stores.first, known);
     let keys = ["a", "b", "c", "d"].map(str::to_owned);
     let buffers = vec![vec![part(known, 0, 100)], vec![stray], vec![part(known, 9_950, 51)], vec![]];
     let options = PutOptions::default();

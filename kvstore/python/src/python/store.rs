@@ -8,14 +8,14 @@ use moongate_store_client::PutOptions;
 use parking_lot::Mutex;
 use pyo3::exceptions::PyNotImplementedError;
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyDict, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use super::configuration::ReplicateConfig;
 use super::lifecycle::{self, OpenStore, setup_values};
 use super::replicas::ReplicaDescriptor;
 use super::values::{PayloadBytes, nested_ranges, ranges, texts, without_gil};
 use crate::in_process_store::{InProcessStore, StoreOpenError};
-use crate::registered_memory::{MemoryRange, RegisteredMemory};
+use crate::registered_memory::{MemoryRange, NewBuffers};
 use crate::return_code::{INVALID_PARAMS, ReturnCode};
 use crate::settings::StoreSettings;
 
@@ -132,32 +132,25 @@ impl MooncakeDistributedStore {
         let names = texts(keys);
         let located = without_gil(py, || store.replicas(&names))?.unwrap_or_default();
         let class = py.import("moongate_store")?.getattr("BufferHandle")?;
-        let (memory, mut handles) = (RegisteredMemory::default(), vec![None; keys.len()]);
+        let (mut new, mut handles) = (NewBuffers::new(), vec![None; keys.len()]);
         let (mut found, mut wanted, mut buffers) = (Vec::new(), Vec::new(), Vec::new());
         for ((index, key), list) in keys.iter().enumerate().zip(located) {
             let Some(size) = list.ok().as_ref().and_then(object_size) else { continue };
-            let handle = class.call1((size,))?;
-            let range = {
-                let bytes = handle.cast::<PyByteArray>()?;
-                MemoryRange { address: bytes.data().expose_provenance(), size: bytes.len() }
-            };
-            // No other code has a reference to the new object, so its memory stays where it is.
-            if memory.register(range).is_ok() {
-                found.push((index, handle));
-                wanted.push(key.clone());
-                buffers.push(vec![range]);
-            }
+            buffers.push(vec![new.allocate(&class, size)?]);
+            found.push(index);
+            wanted.push(key.clone());
         }
+        let memory = new.memory();
         let codes = without_gil(py, || {
-            let codes = store.get_into(&memory, &wanted, &buffers, true);
+            let codes = store.get_into(memory, &wanted, &buffers, true);
             drop(store);
             codes
         })?;
-        for ((index, handle), code) in found.into_iter().zip(codes) {
+        for ((index, handle), code) in found.into_iter().zip(new.into_handles()).zip(codes) {
             if code >= 0
                 && let Some(slot) = handles.get_mut(index)
             {
-                *slot = Some(handle);
+                *slot = Some(handle.into_any());
             }
         }
         Ok(handles)
@@ -233,11 +226,13 @@ impl MooncakeDistributedStore {
         self.call(py, || HEALTH_NOT_SET_UP, InProcessStore::health)
     }
 
-    /// Allows other calls to use this memory. It must stay allocated until `unregister_buffer`.
+    /// Allows other calls to use this memory. It must be readable and writable, and stay allocated until `unregister_buffer` and all
+    /// calls that began before have returned. While a call uses a part of it, nothing else may write to that part; while a call writes
+    /// to a part of it, nothing else may read it. Nothing checks this: an address of other memory corrupts the process.
     fn register_buffer(&self, buffer_ptr: usize, size: usize) -> PyResult<ReturnCode> {
         let Some(store) = self.store()? else { return Ok(INVALID_PARAMS) };
         let range = MemoryRange { address: buffer_ptr, size };
-        Ok(store.memory.register(range).map_or(INVALID_PARAMS, |()| 0))
+        Ok(store.memory.register_for_python(range).map_or(INVALID_PARAMS, |()| 0))
     }
 
     fn unregister_buffer(&self, buffer_ptr: usize) -> PyResult<ReturnCode> {
