@@ -19,6 +19,17 @@ use crate::write::{InFlightPuts, PutOutcome, may_still_be_writing};
 /// Maximum number of keys in one call to the master.
 const KEYS_PER_CALL: usize = 1024;
 
+/// Key of an object to put, and the ranges of memory with its bytes.
+pub type ObjectRanges<'a> = (&'a str, &'a [&'a [u8]]);
+
+fn single_ranges<'a>(objects: &'a [(&'a str, &'a [u8])]) -> Vec<ObjectRanges<'a>> {
+    objects.iter().map(|(key, bytes)| (*key, std::slice::from_ref(bytes))).collect()
+}
+
+fn size_of(ranges: &[&[u8]]) -> u64 {
+    ranges.iter().map(|range| range.len() as u64).sum()
+}
+
 impl KvClient {
     /// Gets several objects. Results are in the keys' order.
     pub async fn get_batch(&self, keys: &[&str]) -> Vec<Result<Bytes, KvError>> {
@@ -37,6 +48,15 @@ impl KvClient {
     /// Gets several objects, each into its buffer, and returns their sizes in the same order. Buffer bytes beyond the
     /// object's size are unchanged.
     pub async fn get_batch_into(&self, objects: &mut [(&str, &mut [u8])]) -> Vec<Result<usize, KvError>> {
+        let mut objects: Vec<_> = objects.iter_mut().map(|(key, into)| (*key, vec![&mut **into])).collect();
+        self.get_batch_into_ranges(&mut objects).await
+    }
+
+    /// As [`KvClient::get_batch_into`], each into several ranges of memory, which are filled in their order.
+    pub async fn get_batch_into_ranges(
+        &self,
+        objects: &mut [(&str, Vec<&mut [u8]>)],
+    ) -> Vec<Result<usize, KvError>> {
         let mut results = Vec::with_capacity(objects.len());
         for objects in objects.chunks_mut(KEYS_PER_CALL) {
             let keys: Vec<&str> = objects.iter().map(|(key, _)| *key).collect();
@@ -57,6 +77,15 @@ impl KvClient {
         objects: &[(&str, &[u8])],
         options: &PutOptions,
     ) -> Vec<Result<PutOutcome, KvError>> {
+        self.put_batch_ranges(&single_ranges(objects), options).await
+    }
+
+    /// As [`KvClient::put_batch`], of objects that are in several ranges of memory each, one after another.
+    pub async fn put_batch_ranges(
+        &self,
+        objects: &[ObjectRanges<'_>],
+        options: &PutOptions,
+    ) -> Vec<Result<PutOutcome, KvError>> {
         self.store_batch(PutMode::Put, objects, options).await
     }
 
@@ -66,6 +95,15 @@ impl KvClient {
         objects: &[(&str, &[u8])],
         options: &PutOptions,
     ) -> Vec<Result<PutOutcome, KvError>> {
+        self.upsert_batch_ranges(&single_ranges(objects), options).await
+    }
+
+    /// As [`KvClient::upsert_batch`], of objects that are in several ranges of memory each, one after another.
+    pub async fn upsert_batch_ranges(
+        &self,
+        objects: &[ObjectRanges<'_>],
+        options: &PutOptions,
+    ) -> Vec<Result<PutOutcome, KvError>> {
         objects.iter().for_each(|(key, _)| self.shared.cache.remove(key));
         self.store_batch(PutMode::Upsert, objects, options).await
     }
@@ -73,7 +111,7 @@ impl KvClient {
     async fn store_batch(
         &self,
         mode: PutMode,
-        objects: &[(&str, &[u8])],
+        objects: &[ObjectRanges<'_>],
         options: &PutOptions,
     ) -> Vec<Result<PutOutcome, KvError>> {
         let mut results = Vec::with_capacity(objects.len());
@@ -88,7 +126,7 @@ impl KvClient {
     async fn store_chunk(
         &self,
         mode: PutMode,
-        objects: &[(&str, &[u8])],
+        objects: &[ObjectRanges<'_>],
         options: &PutOptions,
     ) -> Vec<Result<PutOutcome, KvError>> {
         let locks: Vec<Option<KeyLockGuard>> =
@@ -97,9 +135,9 @@ impl KvClient {
         let started: Vec<bool> = starts.iter().map(Result::is_ok).collect();
         let open = objects.iter().zip(&started).filter(|(_, started)| **started).map(|((key, _), _)| *key);
         let mut open = InFlightPuts::new(self, mode, open.collect(), locks.into_iter().flatten().collect());
-        let writes = objects.iter().zip(starts).map(|((key, bytes), start)| async move {
+        let writes = objects.iter().zip(starts).map(|((key, ranges), start)| async move {
             match start {
-                Ok(replicas) => self.write(key, &replicas, bytes).await,
+                Ok(replicas) => self.write(key, &replicas, ranges).await,
                 Err(error) => Err(error),
             }
         });
@@ -117,14 +155,14 @@ impl KvClient {
         open.revoke().await;
         // Retryable failures are retried one by one.
         let results = objects.iter().zip(results).enumerate();
-        let retries = results.map(|(index, ((key, bytes), result))| async move {
+        let retries = results.map(|(index, ((key, ranges), result))| async move {
             match result {
                 Ok(()) => Ok(PutOutcome::Stored),
                 Err(error) if error.code() == Some(ErrorCode::OBJECT_ALREADY_EXISTS) => {
                     Ok(PutOutcome::AlreadyExists)
                 }
                 Err(error) if self.is_retryable(&error) => {
-                    self.store(mode, key, bytes, &options.of_objects(index..index + 1)).await
+                    self.store(mode, key, ranges, &options.of_objects(index..index + 1)).await
                 }
                 Err(error) => Err(error),
             }
@@ -135,7 +173,7 @@ impl KvClient {
     async fn start_all(
         &self,
         mode: PutMode,
-        objects: &[(&str, &[u8])],
+        objects: &[ObjectRanges<'_>],
         locks: &[Option<KeyLockGuard>],
         options: &PutOptions,
     ) -> Vec<Result<Vec<WireReplica<String>>, KvError>> {
@@ -145,7 +183,7 @@ impl KvClient {
         let refused: Vec<Option<KvError>> = objects
             .iter()
             .zip(locks)
-            .map(|((key, bytes), lock)| match (bytes.is_empty(), distinct.insert(*key), lock) {
+            .map(|((key, ranges), lock)| match (size_of(ranges) == 0, distinct.insert(*key), lock) {
                 (true, _, _) => Some(KvError::Empty { key: (*key).to_owned() }),
                 (false, false, _) => refusal(key, ErrorCode::OBJECT_ALREADY_EXISTS),
                 (false, true, None) => refusal(key, being_written(mode)),
@@ -154,14 +192,15 @@ impl KvClient {
             .collect();
         let accepted = objects.iter().zip(&refused).enumerate().filter(|(_, (_, refused))| refused.is_none());
         let (indices, (keys, sizes)): (Vec<_>, (Vec<_>, Vec<_>)) =
-            accepted.map(|(index, ((key, bytes), _))| (index, (*key, bytes.len() as u64))).unzip();
+            accepted.map(|(index, ((key, ranges), _))| (index, (*key, size_of(ranges)))).unzip();
         let config = options.config(&indices, self.shared.options.locality.host_id());
         let mut started = if keys.is_empty() {
             Ok(Vec::new().into_iter())
         } else {
             self.shared.objects.start_batch(mode, keys, sizes, config).await.map(Vec::into_iter)
         };
-        let result = |((key, _), refused): (&(&str, &[u8]), Option<KvError>)| match (refused, &mut started) {
+        let result = |((key, _), refused): (&ObjectRanges<'_>, Option<KvError>)| match (refused, &mut started)
+        {
             (Some(error), _) => Err(error),
             (None, Err(error)) => Err(KvError::master("put", key, error.clone())),
             // ObjectClient checks that there are as many results as keys.
@@ -174,14 +213,19 @@ impl KvClient {
     }
 
     /// Ends the puts whose writes succeeded, which makes the objects visible.
-    async fn end_all(&self, mode: PutMode, objects: &[(&str, &[u8])], results: &mut [Result<(), KvError>]) {
+    async fn end_all(
+        &self,
+        mode: PutMode,
+        objects: &[ObjectRanges<'_>],
+        results: &mut [Result<(), KvError>],
+    ) {
         let written: Vec<_> = objects.iter().zip(results).filter(|(_, result)| result.is_ok()).collect();
         if written.is_empty() {
             return;
         }
         let metas: Vec<_> = written
             .iter()
-            .map(|((key, bytes), _)| ObjectMeta { key: *key, object_checksum: self.checksum(bytes) })
+            .map(|((key, ranges), _)| ObjectMeta { key: *key, object_checksum: self.checksum(ranges) })
             .collect();
         let mut ended = self.shared.objects.end_batch(mode, metas.clone()).await;
         if matches!(ended, Err(RpcError::Lost { .. } | RpcError::TimedOut { .. })) {

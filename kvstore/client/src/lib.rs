@@ -5,6 +5,7 @@
 //! and the feature `rdma` is on. It works with Mooncake's own master and nodes of all known releases, and with
 //! Moongate's.
 //!
+//! - An object may be in several ranges of the caller's memory, which are not copied together.
 //! - Large objects are split into slices that are transferred concurrently, over several connections to a node. Reads
 //!   also spread over all nodes that have a replica.
 //! - Reads prefer near and idle replicas ([`Locality`]), and fall back to another replica on failure.
@@ -31,9 +32,11 @@ mod peer;
 mod rdma;
 mod read;
 mod remove;
+mod slice_transfer;
 mod slices;
 mod write;
 
+pub use batch::ObjectRanges;
 pub use client::KvClient;
 pub use error::{KvError, NodeError, NodeLookupError};
 pub use locality::{Locality, LocalityError};

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use mooncake_wire::capability::AccessRights;
 use moongate_transfer::{
     DescriptorDirectory, DirectoryError, SegmentDescriptor, TransferConnection, TransferError,
     TransferProtocol,
@@ -13,10 +12,10 @@ use moongate_transfer::{
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-use crate::checksum::RunningChecksum;
 use crate::error::{NodeError, NodeLookupError};
 use crate::options::KvClientOptions;
 use crate::rdma::{RdmaDialError, RdmaDialer};
+use crate::slice_transfer::{PooledConnection, SliceTransfer};
 
 /// Maximum number of cached nodes. When it is reached, idle ones are dropped.
 const MAX_PEERS: usize = 4096;
@@ -56,111 +55,12 @@ struct PeerState {
     rdma_fallback_logged: bool,
 }
 
-/// An idle connection in the pool.
-#[derive(Debug)]
-enum PooledConnection {
-    Tcp(TransferConnection),
-    Rdma(moongate_rdma::RdmaConnection),
-}
-
 /// Address and protocol version of a node's data port.
 #[derive(Debug)]
 struct DataEndpoint {
     host: String,
     port: u16,
     protocol: TransferProtocol,
-}
-
-/// A transfer of one slice: a read or a write.
-pub(crate) enum SliceTransfer<'a> {
-    Read {
-        into: &'a mut [u8],
-        sum: &'a mut RunningChecksum,
-        /// Whether the caller waits only for this transfer.
-        may_busy_poll: bool,
-    },
-    Write(&'a [u8]),
-}
-
-impl SliceTransfer<'_> {
-    fn len(&self) -> usize {
-        match self {
-            Self::Read { into, .. } => into.len(),
-            Self::Write(from) => from.len(),
-        }
-    }
-
-    fn rights(&self) -> AccessRights {
-        match self {
-            Self::Read { .. } => AccessRights::Read,
-            Self::Write(_) => AccessRights::Write,
-        }
-    }
-
-    async fn run(&mut self, connection: &mut PooledConnection, address: u64) -> Result<(), TransferError> {
-        match self {
-            Self::Read { into, sum, may_busy_poll } => {
-                connection.read(address, into, sum, *may_busy_poll).await
-            }
-            Self::Write(from) => connection.write(address, from).await,
-        }
-    }
-}
-
-impl PooledConnection {
-    async fn read(
-        &mut self,
-        address: u64,
-        into: &mut [u8],
-        sum: &mut RunningChecksum,
-        may_busy_poll: bool,
-    ) -> Result<(), TransferError> {
-        sum.restart();
-        match self {
-            Self::Tcp(connection) => {
-                connection.set_busy_poll(may_busy_poll);
-                connection.read_with(address, into, |bytes| sum.add(bytes)).await
-            }
-            Self::Rdma(connection) => {
-                connection.read(address, into).await?;
-                sum.add(into);
-                Ok(())
-            }
-        }
-    }
-
-    /// Writes, and returns after the node has applied the write.
-    async fn write(&mut self, address: u64, from: &[u8]) -> Result<(), TransferError> {
-        let connection = match self {
-            Self::Tcp(connection) => connection,
-            Self::Rdma(connection) => return connection.write(address, from).await,
-        };
-        connection.set_busy_poll(false);
-        connection.write(address, from).await?;
-        let (TransferProtocol::V1, Some(last)) = (connection.protocol(), from.last()) else { return Ok(()) };
-        // V1 has no write acknowledgement. It processes requests in order, so a read of the last byte confirms the write.
-        let (mut end, size) = ([0], from.len() as u64);
-        connection.read(address.saturating_add(size - 1), &mut end).await?;
-        if end == [*last] {
-            return Ok(());
-        }
-        Err(TransferError::Checksum { address: connection.address().to_owned(), start: address, size })
-    }
-
-    /// Whether the certificate was renewed since the connection was opened. The node would refuse capabilities for the new one.
-    fn is_of_old_certificate(&self) -> bool {
-        matches!(self, Self::Tcp(connection) if connection.is_of_old_certificate())
-    }
-
-    /// Whether a new connection may succeed where this one failed.
-    fn is_outdated(&self, error: &TransferError) -> bool {
-        match (self, error) {
-            (_, TransferError::Broken { .. }) => true,
-            // An RDMA connection has the node's memory regions of the time when it was opened.
-            (Self::Rdma(_), TransferError::Rejected { .. }) => true,
-            _ => false,
-        }
-    }
 }
 
 /// Counts bytes as outstanding until it is dropped.
@@ -218,7 +118,7 @@ impl PeerTable {
         &self,
         peer: &PeerNode,
         address: u64,
-        mut what: SliceTransfer<'_>,
+        mut what: SliceTransfer<'_, '_>,
     ) -> Result<(), NodeError> {
         let _outstanding = OutstandingBytesGuard::new(&peer.outstanding, what.len());
         // The semaphore is never closed.
@@ -235,7 +135,7 @@ impl PeerTable {
         &self,
         peer: &PeerNode,
         address: u64,
-        what: &mut SliceTransfer<'_>,
+        what: &mut SliceTransfer<'_, '_>,
     ) -> Result<(), NodeError> {
         // An idle connection may have broken unnoticed. In that case a new one shows whether the node is reachable.
         if let Some(mut connection) = peer.idle_connection() {
@@ -262,7 +162,7 @@ impl PeerTable {
         peer: &PeerNode,
         connection: &mut PooledConnection,
         address: u64,
-        what: &SliceTransfer<'_>,
+        what: &SliceTransfer<'_, '_>,
     ) {
         let (Some(authentication), PooledConnection::Tcp(connection)) =
             (&self.options.authentication, connection)

@@ -9,33 +9,38 @@ use crate::checksum::RunningChecksum;
 use crate::client::KvClient;
 use crate::error::{GRANT_PAUSE, KvError, NodeError};
 use crate::locate::{ObjectLocation, ReadLease, ReplicaSource};
-use crate::peer::SliceTransfer;
-use crate::slices::{max_read_slice, slice_length};
+use crate::slice_transfer::SliceTransfer;
+use crate::slices::{cut, max_read_slice, slice_length};
 
-/// Destination of a read: a growing vector, or a fixed buffer.
+/// Destination of a read: a growing vector, or ranges of memory.
 pub(crate) trait ReadDestination {
-    /// Returns a buffer of exactly this size.
-    fn reserve(&mut self, key: &str, size: usize) -> Result<&mut [u8], KvError>;
+    /// Returns ranges of exactly this size together.
+    fn reserve(&mut self, key: &str, size: usize) -> Result<Vec<&mut [u8]>, KvError>;
 }
 
 impl ReadDestination for Vec<u8> {
-    fn reserve(&mut self, _: &str, size: usize) -> Result<&mut [u8], KvError> {
+    fn reserve(&mut self, _: &str, size: usize) -> Result<Vec<&mut [u8]>, KvError> {
         if self.len() != size {
             // A new allocation comes zeroed from the system, which is cheaper than resizing.
             *self = vec![0; size];
         }
-        Ok(self)
+        Ok(vec![self])
     }
 }
 
-impl ReadDestination for &mut [u8] {
-    fn reserve(&mut self, key: &str, size: usize) -> Result<&mut [u8], KvError> {
-        let capacity = self.len();
-        self.get_mut(..size).ok_or_else(|| KvError::TooSmall {
-            key: key.to_owned(),
-            size: size as u64,
-            capacity,
-        })
+impl ReadDestination for [&mut [u8]] {
+    fn reserve(&mut self, key: &str, size: usize) -> Result<Vec<&mut [u8]>, KvError> {
+        let capacity: usize = self.iter().map(|range| range.len()).sum();
+        if capacity < size {
+            return Err(KvError::TooSmall { key: key.to_owned(), size: size as u64, capacity });
+        }
+        let mut missing = size;
+        let filled = self.iter_mut().filter_map(|range| {
+            let length = range.len().min(missing);
+            missing -= length;
+            range.get_mut(..length).filter(|range| !range.is_empty())
+        });
+        Ok(filled.collect())
     }
 }
 
@@ -53,6 +58,14 @@ impl KvClient {
     /// # Errors
     /// As [`KvClient::get`], or when the buffer is too small. The content of the buffer is undefined after an error.
     pub async fn get_into(&self, key: &str, into: &mut [u8]) -> Result<usize, KvError> {
+        self.get_into_located(key, &mut [into], None).await
+    }
+
+    /// As [`KvClient::get_into`], into several ranges of memory, which are filled in their order.
+    ///
+    /// # Errors
+    /// As [`KvClient::get_into`].
+    pub async fn get_into_ranges(&self, key: &str, into: &mut [&mut [u8]]) -> Result<usize, KvError> {
         self.get_into_located(key, into, None).await
     }
 
@@ -76,18 +89,22 @@ impl KvClient {
     pub(crate) async fn get_into_located(
         &self,
         key: &str,
-        mut into: &mut [u8],
+        into: &mut [&mut [u8]],
         located: Option<ObjectLocation>,
     ) -> Result<usize, KvError> {
         if let Some(cached) = self.shared.cache.get(key) {
-            into.reserve(key, cached.len())?.copy_from_slice(&cached);
+            let mut left = &cached[..];
+            for range in into.reserve(key, cached.len())? {
+                let (part, rest) = left.split_at(range.len());
+                range.copy_from_slice(part);
+                left = rest;
+            }
             return Ok(cached.len());
         }
-        let (size, leased_until) = self.read(key, located, &mut into).await?;
-        if self.shared.cache.is_on()
-            && let Some(bytes) = into.get(..size)
-        {
-            self.shared.cache.insert(key, &Bytes::copy_from_slice(bytes), leased_until);
+        let (size, leased_until) = self.read(key, located, into).await?;
+        if self.shared.cache.is_on() {
+            let bytes = into.reserve(key, size)?.concat();
+            self.shared.cache.insert(key, &Bytes::from(bytes), leased_until);
         }
         Ok(size)
     }
@@ -98,7 +115,7 @@ impl KvClient {
         &self,
         key: &str,
         located: Option<ObjectLocation>,
-        destination: &mut impl ReadDestination,
+        destination: &mut (impl ReadDestination + ?Sized),
     ) -> Result<(usize, Instant), KvError> {
         let attempts = self.shared.options.attempts.max(1);
         // A caller that reads a batch waits for other transfers too.
@@ -179,21 +196,21 @@ impl KvClient {
         &self,
         located: &ObjectLocation,
         may_busy_poll: bool,
-        into: &mut [u8],
+        mut into: Vec<&mut [u8]>,
     ) -> Result<RunningChecksum, NodeError> {
         let is_local = located.sources.iter().all(|source| source.peer.is_local());
-        let slice = slice_length(into.len(), max_read_slice(self.shared.options.slice_bytes, is_local));
+        let slice = slice_length(located.size, max_read_slice(self.shared.options.slice_bytes, is_local));
         let is_checked = located.checksum.is_some() && self.shared.options.checksums;
-        if into.len() <= slice {
+        if located.size <= slice {
             return self
-                .read_slice(&located.sources, 0, into, RunningChecksum::new(is_checked), may_busy_poll)
+                .read_slice(&located.sources, 0, &mut into, RunningChecksum::new(is_checked), may_busy_poll)
                 .await;
         }
-        let slices = into.chunks_mut(slice).enumerate();
+        let mut slices = cut(into, slice);
         let read = |(index, part)| {
             self.read_slice(&located.sources, index * slice, part, RunningChecksum::new(is_checked), false)
         };
-        let sums = try_join_all(slices.map(read)).await?;
+        let sums = try_join_all(slices.iter_mut().map(Vec::as_mut_slice).enumerate().map(read)).await?;
         Ok(sums.iter().fold(RunningChecksum::new(is_checked), RunningChecksum::then))
     }
 
@@ -202,7 +219,7 @@ impl KvClient {
         &self,
         sources: &[ReplicaSource],
         offset: usize,
-        into: &mut [u8],
+        into: &mut [&mut [u8]],
         mut sum: RunningChecksum,
         may_busy_poll: bool,
     ) -> Result<RunningChecksum, NodeError> {

@@ -21,6 +21,54 @@ pub(crate) fn slice_length(length: usize, max_length: usize) -> usize {
     length.div_ceil(count).next_multiple_of(PAGE).max(PAGE)
 }
 
+/// Cuts an object that is in several ranges of memory into slices of this length, the last one shorter. Each slice has its ranges.
+pub(crate) fn cut<R: SplitRange>(ranges: impl IntoIterator<Item = R>, length: usize) -> Vec<Vec<R>> {
+    let (mut slices, mut slice, mut missing) = (Vec::new(), Vec::new(), length.max(1));
+    for mut range in ranges {
+        while range.length() >= missing {
+            let (first, rest) = range.split(missing);
+            slice.push(first);
+            slices.push(std::mem::take(&mut slice));
+            (range, missing) = (rest, length.max(1));
+        }
+        if range.length() > 0 {
+            missing -= range.length();
+            slice.push(range);
+        }
+    }
+    if !slice.is_empty() {
+        slices.push(slice);
+    }
+    slices
+}
+
+/// A range of memory to read or to write.
+pub(crate) trait SplitRange: Sized {
+    fn length(&self) -> usize;
+    /// The first `at` bytes, of at least so many, and the rest.
+    fn split(self, at: usize) -> (Self, Self);
+}
+
+impl SplitRange for &[u8] {
+    fn length(&self) -> usize {
+        self.len()
+    }
+
+    fn split(self, at: usize) -> (Self, Self) {
+        self.split_at(at)
+    }
+}
+
+impl SplitRange for &mut [u8] {
+    fn length(&self) -> usize {
+        self.len()
+    }
+
+    fn split(self, at: usize) -> (Self, Self) {
+        self.split_at_mut(at)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -53,6 +101,19 @@ mod tests {
             prop_assert!(length.div_ceil(slice) <= MAX_SLICES);
             // At most one page longer than `max_length`, except where the number of slices is limited.
             prop_assert!(slice < max_length + PAGE || slice <= length.div_ceil(MAX_SLICES) + PAGE || slice == PAGE);
+        }
+
+        #[test]
+        fn cut_ranges_have_all_bytes_in_order(
+            ranges in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..9), 0..9),
+            length in 1_usize..12,
+        ) {
+            let slices = cut(ranges.iter().map(Vec::as_slice), length);
+            let whole: Vec<Vec<u8>> = slices.iter().map(|slice| slice.concat()).collect();
+            prop_assert_eq!(whole.concat(), ranges.concat());
+            let full = |slice: &Vec<u8>| slice.len() == length;
+            prop_assert!(whole.split_last().is_none_or(|(last, others)| others.iter().all(full) && last.len() <= length));
+            prop_assert!(slices.iter().flatten().all(|range| !range.is_empty()));
         }
     }
 }

@@ -16,8 +16,8 @@ use crate::error::{GRANT_PAUSE, KvError, NodeError};
 use crate::key_locks::KeyLockGuard;
 use crate::locate::ReplicaSource;
 use crate::options::PutOptions;
-use crate::peer::SliceTransfer;
-use crate::slices::slice_length;
+use crate::slice_transfer::SliceTransfer;
+use crate::slices::{cut, slice_length};
 
 /// Pauses after the master found no space, which vary by half. Mooncake's master evicts in the background.
 const ALLOCATION_BACKOFF: BackoffPolicy =
@@ -41,7 +41,20 @@ impl KvClient {
     /// # Errors
     /// When the store has no free space, or the object cannot be written. Nothing is stored in that case.
     pub async fn put(&self, key: &str, bytes: &[u8], options: &PutOptions) -> Result<PutOutcome, KvError> {
-        self.store(PutMode::Put, key, bytes, options).await
+        self.put_ranges(key, &[bytes], options).await
+    }
+
+    /// As [`KvClient::put`], of an object that is in several ranges of memory, one after another.
+    ///
+    /// # Errors
+    /// As [`KvClient::put`].
+    pub async fn put_ranges(
+        &self,
+        key: &str,
+        ranges: &[&[u8]],
+        options: &PutOptions,
+    ) -> Result<PutOutcome, KvError> {
+        self.store(PutMode::Put, key, ranges, options).await
     }
 
     /// Puts an object, or replaces an existing one. Supported by masters since 0.3.10.post2.
@@ -49,18 +62,32 @@ impl KvClient {
     /// # Errors
     /// As [`KvClient::put`].
     pub async fn upsert(&self, key: &str, bytes: &[u8], options: &PutOptions) -> Result<(), KvError> {
+        self.upsert_ranges(key, &[bytes], options).await
+    }
+
+    /// As [`KvClient::upsert`], of an object that is in several ranges of memory, one after another.
+    ///
+    /// # Errors
+    /// As [`KvClient::put`].
+    pub async fn upsert_ranges(
+        &self,
+        key: &str,
+        ranges: &[&[u8]],
+        options: &PutOptions,
+    ) -> Result<(), KvError> {
         self.shared.cache.remove(key);
-        self.store(PutMode::Upsert, key, bytes, options).await.map(drop)
+        self.store(PutMode::Upsert, key, ranges, options).await.map(drop)
     }
 
     pub(crate) async fn store(
         &self,
         mode: PutMode,
         key: &str,
-        bytes: &[u8],
+        ranges: &[&[u8]],
         options: &PutOptions,
     ) -> Result<PutOutcome, KvError> {
-        if bytes.is_empty() {
+        let size: usize = ranges.iter().map(|range| range.len()).sum();
+        if size == 0 {
             return Err(KvError::Empty { key: key.to_owned() });
         }
         let lock = match mode {
@@ -73,7 +100,7 @@ impl KvClient {
         let attempts = self.shared.options.attempts.max(1);
         let mut attempt = 1;
         loop {
-            let replicas = match self.start(mode, key, bytes.len() as u64, options).await {
+            let replicas = match self.start(mode, key, size as u64, options).await {
                 Err(error) if error.code() == Some(ErrorCode::OBJECT_ALREADY_EXISTS) => {
                     return Ok(PutOutcome::AlreadyExists);
                 }
@@ -82,10 +109,10 @@ impl KvClient {
                 replicas => replicas?,
             };
             let open = InFlightPuts::new(self, mode, vec![key], vec![lock.clone()]);
-            let error = match self.write(key, &replicas, bytes).await {
+            let error = match self.write(key, &replicas, ranges).await {
                 Ok(()) => {
                     open.commit();
-                    self.end(mode, key, self.checksum(bytes)).await?;
+                    self.end(mode, key, self.checksum(ranges)).await?;
                     return Ok(PutOutcome::Stored);
                 }
                 Err(error) => error,
@@ -134,19 +161,21 @@ impl KvClient {
         &self,
         key: &str,
         replicas: &[ReplicaDescriptor<String>],
-        bytes: &[u8],
+        ranges: &[&[u8]],
     ) -> Result<(), KvError> {
-        let slice = slice_length(bytes.len(), self.shared.options.slice_bytes);
+        let size = ranges.iter().map(|range| range.len()).sum();
+        let slice = slice_length(size, self.shared.options.slice_bytes);
         let mut targets = Vec::with_capacity(replicas.len());
         for replica in replicas {
-            targets.push(self.target(key, replica, bytes.len())?);
+            targets.push(self.target(key, replica, size)?);
         }
         let written = match &targets[..] {
             [] => return Err(no_replica(key, "none at all")),
-            [target] if bytes.len() <= slice => self.write_slice(target, 0, bytes).await,
+            [target] if size <= slice => self.write_slice(target, 0, ranges).await,
             targets => {
+                let slices = cut(ranges.iter().copied(), slice);
                 let writes = targets.iter().flat_map(|target| {
-                    let slices = bytes.chunks(slice).enumerate();
+                    let slices = slices.iter().enumerate();
                     slices.map(move |(index, part)| self.write_slice(target, index * slice, part))
                 });
                 join_all(writes).await.into_iter().collect()
@@ -155,7 +184,12 @@ impl KvClient {
         written.map_err(|source| KvError::Transfer { what: "write", key: key.to_owned(), source })
     }
 
-    async fn write_slice(&self, target: &ReplicaSource, offset: usize, part: &[u8]) -> Result<(), NodeError> {
+    async fn write_slice(
+        &self,
+        target: &ReplicaSource,
+        offset: usize,
+        part: &[&[u8]],
+    ) -> Result<(), NodeError> {
         let address = target.address.saturating_add(offset as u64);
         self.shared.peers.transfer(&target.peer, address, SliceTransfer::Write(part)).await
     }
@@ -176,8 +210,8 @@ impl KvClient {
     }
 
     /// The checksum to send to the master. `None` if checksums are off.
-    pub(crate) fn checksum(&self, bytes: &[u8]) -> Option<u64> {
-        self.shared.options.checksums.then(|| checksum(bytes))
+    pub(crate) fn checksum(&self, ranges: &[&[u8]]) -> Option<u64> {
+        self.shared.options.checksums.then(|| checksum(ranges))
     }
 
     /// Makes the object visible. The call is idempotent, so it is repeated if the response was lost.

@@ -3,11 +3,11 @@
 use bytes::Bytes;
 use mooncake_wire::types::ReplicaList;
 use moongate_master_client::rpc::PutMode;
-use moongate_store_client::{KvClient, KvError, PutOptions, PutOutcome};
+use moongate_store_client::{KvClient, KvError, ObjectRanges, PutOptions, PutOutcome};
 use parking_lot::Mutex;
 
 use crate::embedded_node::{EmbeddedNode, EmbeddedNodeError};
-use crate::object_transfer::{bounded_batches, merge_adjacent, total_size};
+use crate::object_ranges::{merge_adjacent, total_size};
 use crate::registered_memory::{MemoryRange, RegisteredMemory, RegistrationError};
 use crate::return_code::{INVALID_PARAMS, ReturnCode, SETUP_FAILED, TRANSFER_FAILED, of_call, of_error};
 use crate::session_pool::{SessionError, SessionPool};
@@ -97,16 +97,27 @@ impl InProcessStore {
 
     /// Puts objects. An existing object is unchanged, and counts as success.
     pub fn put(&self, mode: PutMode, objects: &[(&str, &[u8])], options: &PutOptions) -> Vec<ReturnCode> {
+        let objects: Vec<ObjectRanges<'_>> =
+            objects.iter().map(|(key, bytes)| (*key, std::slice::from_ref(bytes))).collect();
+        self.put_ranges(mode, &objects, options)
+    }
+
+    fn put_ranges(
+        &self,
+        mode: PutMode,
+        objects: &[ObjectRanges<'_>],
+        options: &PutOptions,
+    ) -> Vec<ReturnCode> {
         if !is_applicable(options, objects.len()) {
             return vec![INVALID_PARAMS; objects.len()];
         }
         let results = self.run(async |client| match (objects, mode) {
-            ([(key, bytes)], PutMode::Put) => vec![client.put(key, bytes, options).await],
-            ([(key, bytes)], PutMode::Upsert) => {
-                vec![client.upsert(key, bytes, options).await.map(|()| PutOutcome::Stored)]
+            ([(key, ranges)], PutMode::Put) => vec![client.put_ranges(key, ranges, options).await],
+            ([(key, ranges)], PutMode::Upsert) => {
+                vec![client.upsert_ranges(key, ranges, options).await.map(|()| PutOutcome::Stored)]
             }
-            (objects, PutMode::Put) => client.put_batch(objects, options).await,
-            (objects, PutMode::Upsert) => client.upsert_batch(objects, options).await,
+            (objects, PutMode::Put) => client.put_batch_ranges(objects, options).await,
+            (objects, PutMode::Upsert) => client.upsert_batch_ranges(objects, options).await,
         });
         match results {
             Ok(results) => {
@@ -127,33 +138,19 @@ impl InProcessStore {
         if keys.len() != buffers.len() || !is_applicable(options, keys.len()) {
             return vec![INVALID_PARAMS; keys.len()];
         }
-        let buffers: Vec<Vec<MemoryRange>> = buffers.iter().map(|parts| merge_adjacent(parts)).collect();
+        let sources = keys.iter().zip(buffers).enumerate().filter_map(|(index, (key, parts))| {
+            let parts = merge_adjacent(parts);
+            let source: Result<Vec<&[u8]>, _> = parts.iter().map(|part| self.memory.source(*part)).collect();
+            Some((index, key.as_str(), source.ok().filter(|source| !source.is_empty())?))
+        });
+        let sources: Vec<(usize, &str, Vec<&[u8]>)> = sources.collect();
+        let objects: Vec<ObjectRanges<'_>> =
+            sources.iter().map(|(_, key, source)| (*key, source.as_slice())).collect();
+        let indices: Vec<usize> = sources.iter().map(|(index, ..)| *index).collect();
         let mut codes = vec![INVALID_PARAMS; keys.len()];
-        for batch in bounded_batches(&staged_sizes(&buffers)) {
-            let sources = batch.filter_map(|index| {
-                let source = self.source(buffers.get(index)?).ok()?;
-                Some((index, keys.get(index)?.as_str(), source))
-            });
-            let sources: Vec<_> = sources.collect();
-            let objects: Vec<(&str, &[u8])> =
-                sources.iter().map(|(_, key, source)| (*key, source.bytes())).collect();
-            let indices: Vec<usize> = sources.iter().map(|(index, ..)| *index).collect();
-            let results = self.put(mode, &objects, &options.of_indices(&indices));
-            scatter_codes(&mut codes, &indices, results);
-        }
+        let results = self.put_ranges(mode, &objects, &options.of_indices(&indices));
+        scatter_codes(&mut codes, &indices, results);
         codes
-    }
-
-    fn source(&self, parts: &[MemoryRange]) -> Result<PutSource<'_>, RegistrationError> {
-        if let [part] = parts {
-            return self.memory.source(*part).map(PutSource::Direct);
-        }
-        let size = total_size(parts).filter(|size| *size > 0).ok_or(RegistrationError::Invalid)?;
-        let mut staged = Vec::with_capacity(size);
-        for part in parts {
-            staged.extend_from_slice(self.memory.source(*part)?);
-        }
-        Ok(PutSource::Staged(staged))
     }
 
     /// Gets an object.
@@ -193,17 +190,15 @@ impl InProcessStore {
         let usable = |index: &usize| {
             buffers.get(*index).is_some_and(|parts| !parts.is_empty() && memory.destinations(parts).is_ok())
         };
-        for batch in bounded_batches(&staged_sizes(&buffers)) {
-            let indices: Vec<usize> = batch.filter(usable).collect();
-            let results = self.read_batch(memory, keys, &buffers, &indices, is_exact).unwrap_or_else(|_| {
-                // Two objects have the same buffer. One after another, the last one wins.
-                let alone = |index: &usize| self.read_batch(memory, keys, &buffers, &[*index], is_exact);
-                let results =
-                    indices.iter().map(|index| alone(index).ok().and_then(|codes| codes.first().copied()));
-                results.map(|code| code.unwrap_or(INVALID_PARAMS)).collect()
-            });
-            scatter_codes(&mut codes, &indices, results);
-        }
+        let indices: Vec<usize> = (0..keys.len()).filter(usable).collect();
+        let results = self.read_batch(memory, keys, &buffers, &indices, is_exact).unwrap_or_else(|_| {
+            // Two objects have the same buffer. One after another, the last one wins.
+            let alone = |index: &usize| self.read_batch(memory, keys, &buffers, &[*index], is_exact);
+            let results =
+                indices.iter().map(|index| alone(index).ok().and_then(|codes| codes.first().copied()));
+            results.map(|code| code.unwrap_or(INVALID_PARAMS)).collect()
+        });
+        scatter_codes(&mut codes, &indices, results);
         codes
     }
 
@@ -222,34 +217,21 @@ impl InProcessStore {
             .collect();
         let ranges: Vec<MemoryRange> = chosen.iter().flat_map(|(_, parts)| parts.iter().copied()).collect();
         let mut views = memory.destinations(&ranges)?.into_iter();
-        let mut destinations: Vec<GetDestination<'_>> = chosen
-            .iter()
-            .map(|(_, parts)| GetDestination::new(views.by_ref().take(parts.len()).collect()))
-            .collect();
-        let mut objects: Vec<(&str, &mut [u8])> = chosen
-            .iter()
-            .zip(&mut destinations)
-            .map(|((key, _), destination)| (*key, destination.bytes()))
-            .collect();
+        let mut objects: Vec<(&str, Vec<&mut [u8]>)> =
+            chosen.iter().map(|(key, parts)| (*key, views.by_ref().take(parts.len()).collect())).collect();
         let results = self.run(async |client| match &mut objects[..] {
-            [(key, into)] => vec![client.get_into(key, into).await],
-            objects => client.get_batch_into(objects).await,
+            [(key, into)] => vec![client.get_into_ranges(key, into).await],
+            objects => client.get_batch_into_ranges(objects).await,
         });
         let results = match results {
             Ok(results) => results,
             Err(code) => return Ok(vec![code; indices.len()]),
         };
-        let codes =
-            chosen.iter().zip(destinations).zip(results).map(
-                |(((key, _), destination), result)| match result {
-                    Ok(size) if is_exact && size != destination.size() => TRANSFER_FAILED,
-                    Ok(size) => {
-                        destination.scatter(size);
-                        ReturnCode::try_from(size).unwrap_or(ReturnCode::MAX)
-                    }
-                    Err(error) => get_code(key, &error),
-                },
-            );
+        let codes = chosen.iter().zip(results).map(|((key, parts), result)| match result {
+            Ok(size) if is_exact && Some(size) != total_size(parts) => TRANSFER_FAILED,
+            Ok(size) => ReturnCode::try_from(size).unwrap_or(ReturnCode::MAX),
+            Err(error) => get_code(key, &error),
+        });
         Ok(codes.collect())
     }
 
@@ -306,72 +288,6 @@ impl InProcessStore {
     pub fn remove_all(&self, force: bool) -> ReturnCode {
         count_code(self.run(async |client| client.remove_all(force).await))
     }
-}
-
-/// Bytes of an object to put.
-enum PutSource<'a> {
-    Direct(&'a [u8]),
-    Staged(Vec<u8>),
-}
-
-impl PutSource<'_> {
-    fn bytes(&self) -> &[u8] {
-        match self {
-            Self::Direct(bytes) => bytes,
-            Self::Staged(bytes) => bytes,
-        }
-    }
-}
-
-/// Buffers for an object.
-enum GetDestination<'a> {
-    Direct(&'a mut [u8]),
-    Staged(Vec<u8>, Vec<&'a mut [u8]>),
-}
-
-impl<'a> GetDestination<'a> {
-    fn new(mut views: Vec<&'a mut [u8]>) -> Self {
-        match views.pop() {
-            Some(only) if views.is_empty() => Self::Direct(only),
-            last => {
-                views.extend(last);
-                Self::Staged(vec![0; views.iter().map(|view| view.len()).sum()], views)
-            }
-        }
-    }
-
-    fn bytes(&mut self) -> &mut [u8] {
-        match self {
-            Self::Direct(bytes) => bytes,
-            Self::Staged(bytes, _) => bytes,
-        }
-    }
-
-    fn size(&self) -> usize {
-        match self {
-            Self::Direct(bytes) => bytes.len(),
-            Self::Staged(bytes, _) => bytes.len(),
-        }
-    }
-
-    /// Copies the first bytes of staging memory to the buffers.
-    fn scatter(self, size: usize) {
-        let Self::Staged(bytes, views) = self else { return };
-        let mut left = bytes.get(..size).unwrap_or_default();
-        for view in views {
-            let (part, rest) = left.split_at(view.len().min(left.len()));
-            if let Some(filled) = view.get_mut(..part.len()) {
-                filled.copy_from_slice(part);
-            }
-            left = rest;
-        }
-    }
-}
-
-/// Bytes that each object stages: none if it has one range.
-fn staged_sizes(buffers: &[Vec<MemoryRange>]) -> Vec<usize> {
-    let size = |parts: &Vec<MemoryRange>| if parts.len() > 1 { total_size(parts).unwrap_or(0) } else { 0 };
-    buffers.iter().map(size).collect()
 }
 
 /// Whether the options can hold for so many objects.

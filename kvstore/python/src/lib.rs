@@ -11,7 +11,7 @@
 
 mod embedded_node;
 mod in_process_store;
-mod object_transfer;
+mod object_ranges;
 #[cfg(feature = "extension-module")]
 mod python;
 mod registered_memory;

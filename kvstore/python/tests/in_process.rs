@@ -89,6 +89,44 @@ fn objects_move_between_buffers_of_two_stores() {
 }
 
 #[test]
+fn large_objects_may_be_in_many_ranges() {
+    let stores = store_pair();
+    // Several slices, whose ends are within ranges.
+    let (mut source, mut target) = (content(18 << 20), vec![0; 18 << 20]);
+    let (from, into) = (range(&mut source), range(&mut target));
+    register(&stores.first, from);
+    register(&stores.second, into);
+    // Every second piece of memory, from the last one to the first.
+    let pieces =
+        |whole, size| (0..(18 << 20) / size / 2).rev().map(|n| part(whole, 2 * n * size, size)).collect();
+    let (read, written): (Vec<_>, Vec<_>) = (pieces(from, 30_011), pieces(into, 30_011));
+    let size = read.iter().map(|range| range.size).sum::<usize>();
+    assert!(size > 9_000_000 && read.len() > 300);
+    for (mode, keys) in [(PutMode::Put, vec!["one"]), (PutMode::Upsert, vec!["two", "three"])] {
+        let keys: Vec<String> = keys.into_iter().map(str::to_owned).collect();
+        let sources = vec![read.clone(); keys.len()];
+        let put = stores.first.put_from(mode, &keys, &sources, &PutOptions::default());
+        assert_eq!(put, vec![0; keys.len()]);
+        target.fill(0);
+        // The first object only: two cannot be read into the same ranges.
+        let got =
+            stores.second.get_into(&stores.second.memory, &keys[..1], std::slice::from_ref(&written), true);
+        assert_eq!(got, [size as i64]);
+        for n in 0..(18 << 20) / 30_011 {
+            let expected = if n % 2 == 0 { &source[n * 30_011..][..30_011] } else { &[0; 30_011][..] };
+            assert!(target[n * 30_011..][..30_011] == *expected, "{keys:?}, piece {n}");
+        }
+        // The object does not fit, or does not fill the ranges.
+        let get = |buffers: Vec<MemoryRange>, is_exact| {
+            stores.second.get_into(&stores.second.memory, &keys[..1], &[buffers], is_exact)
+        };
+        assert_eq!(get(written[1..].to_vec(), true), [-600]);
+        let more = [written.clone(), vec![part(into, 30_011, 10)]].concat();
+        assert_eq!((get(more.clone(), true), get(more, false)), (vec![-800], vec![size as i64]));
+    }
+}
+
+#[test]
 fn wrong_buffers_fail_only_for_their_object() {
     let stores = store_pair();
     let mut bytes = content(10_000);

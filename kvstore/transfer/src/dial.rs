@@ -12,36 +12,15 @@ use moongate_runtime::{PeerTls, is_tls_alert};
 use crate::channel::TransferChannel;
 use crate::cpu_spread::CpuSpreader;
 use crate::error::{BrokenConnectionError, TransferConnectError, TransferError};
+use crate::limits::TransferLimits;
 use crate::plane::{
     self, HEADER, STATUS, TransferHeader, TransferOperation, TransferProtocol, TransferStatus,
 };
 
 /// Bytes per checksum update, small enough that bytes just copied are still in the core's cache.
 const CHECKSUM_CHUNK: usize = 256 << 10;
-
-/// Timeouts and buffer sizes of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TransferLimits {
-    /// Timeout for connecting and the TLS handshake.
-    pub connect: Duration,
-    /// Maximum time without progress of at least one byte.
-    pub stall: Duration,
-    /// Kernel socket buffer in bytes for each direction. With `None` the kernel chooses; it may grant less than requested.
-    pub kernel_buffer: Option<usize>,
-    /// Busy-poll time for expected bytes on connections with [`TransferConnection::set_busy_poll`]; zero disables it.
-    pub busy_poll: Duration,
-}
-
-impl Default for TransferLimits {
-    fn default() -> Self {
-        Self {
-            connect: Duration::from_secs(3),
-            stall: Duration::from_secs(10),
-            kernel_buffer: None,
-            busy_poll: Duration::ZERO,
-        }
-    }
-}
+/// Ranges of memory per system call that sends. Linux allows 1024.
+const RANGES_PER_CALL: usize = 256;
 
 /// A connection to a node's data plane.
 #[derive(Debug)]
@@ -138,21 +117,23 @@ impl TransferConnection {
     /// # Errors
     /// [`TransferError`].
     pub async fn read(&mut self, start: u64, into: &mut [u8]) -> Result<(), TransferError> {
-        self.read_with(start, into, |_| ()).await
+        self.read_ranges(start, &mut [into], |_| ()).await
     }
 
-    /// As [`TransferConnection::read`]. `observer` is called with all bytes in order, while they are still in the core's cache.
+    /// As [`TransferConnection::read`], into several ranges of memory, one after another. `observer` is called with all bytes in order,
+    /// while they are still in the core's cache.
     ///
     /// # Errors
     /// [`TransferError`].
-    pub async fn read_with(
+    pub async fn read_ranges(
         &mut self,
         start: u64,
-        into: &mut [u8],
+        into: &mut [&mut [u8]],
         observer: impl FnMut(&[u8]),
     ) -> Result<(), TransferError> {
-        let size = into.len() as u64;
-        self.spread_cpu(into.len());
+        let length: usize = into.iter().map(|range| range.len()).sum();
+        let size = length as u64;
+        self.spread_cpu(length);
         self.send(start, size, TransferOperation::Read, &[]).await?;
         if self.protocol != TransferProtocol::V1 {
             self.status(start, size).await?;
@@ -173,7 +154,15 @@ impl TransferConnection {
     /// # Errors
     /// [`TransferError`].
     pub async fn write(&mut self, start: u64, from: &[u8]) -> Result<(), TransferError> {
-        let size = from.len() as u64;
+        self.write_ranges(start, &[from]).await
+    }
+
+    /// As [`TransferConnection::write`], from several ranges of memory, one after another.
+    ///
+    /// # Errors
+    /// [`TransferError`].
+    pub async fn write_ranges(&mut self, start: u64, from: &[&[u8]]) -> Result<(), TransferError> {
+        let size = from.iter().map(|range| range.len() as u64).sum();
         let sent = self.send(start, size, TransferOperation::Write, from).await;
         match (self.protocol, sent) {
             (TransferProtocol::V1, sent) => sent,
@@ -193,7 +182,7 @@ impl TransferConnection {
         start: u64,
         size: u64,
         operation: TransferOperation,
-        body: &[u8],
+        body: &[&[u8]],
     ) -> Result<(), TransferError> {
         let header = TransferHeader { size, address: start, operation, protocol: self.protocol }.encode();
         let mut head = [0; HEADER + CAPABILITY];
@@ -207,17 +196,18 @@ impl TransferConnection {
             }
         };
         let checked = self.protocol == TransferProtocol::Checked && operation == TransferOperation::Write;
-        let crc = if checked { crc_fast::crc32_iscsi(body) } else { 0 };
-        let trailer = plane::trailer(crc);
+        let trailer = plane::trailer(if checked { body_checksum(body) } else { 0 });
         let trailer = if checked { &trailer[..] } else { &[] };
-        let total = head.len() + body.len() + trailer.len();
-        let mut sent = 0;
-        while sent < total {
-            let parts = remaining_slices([head, body, trailer], sent);
-            let written = timed(self.limits.stall, self.channel.write_vectored(&parts)).await;
+        let ranges = [head].into_iter().chain(body.iter().copied()).chain([trailer]);
+        let mut ranges: Vec<IoSlice<'_>> =
+            ranges.filter(|range| !range.is_empty()).map(IoSlice::new).collect();
+        let mut unsent = &mut ranges[..];
+        while !unsent.is_empty() {
+            let next = &unsent[..unsent.len().min(RANGES_PER_CALL)];
+            let written = timed(self.limits.stall, self.channel.write_vectored(next)).await;
             match written.map_err(|error| self.failed(error))? {
                 0 => return Err(self.failed(io::ErrorKind::WriteZero.into())),
-                bytes => sent += bytes,
+                bytes => IoSlice::advance_slices(&mut unsent, bytes),
             }
         }
         // TLS may buffer records; a plain socket does not.
@@ -237,27 +227,46 @@ impl TransferConnection {
     /// Receives a body and returns its checksum, 0 if the protocol has none.
     async fn receive(
         &mut self,
-        into: &mut [u8],
+        into: &mut [&mut [u8]],
         mut observer: impl FnMut(&[u8]),
     ) -> Result<u32, TransferError> {
-        let (mut filled, mut summed, mut crc) = (0, 0, Digest::new(CrcAlgorithm::Crc32Iscsi));
         let checked = self.protocol == TransferProtocol::Checked;
-        while filled < into.len() {
-            filled += self.receive_some(&mut into[filled..]).await?;
-            if filled - summed >= CHECKSUM_CHUNK || filled == into.len() {
+        let mut crc = Digest::new(CrcAlgorithm::Crc32Iscsi);
+        let mut following: usize = into.iter().map(|range| range.len()).sum();
+        for range in into {
+            following -= range.len();
+            let observe = |bytes: &[u8]| {
                 if checked {
-                    crc.update(&into[summed..filled]);
+                    crc.update(bytes);
                 }
-                observer(&into[summed..filled]);
-                summed = filled;
-                // Without busy polling, transfers over other connections run too, and they would push each other from core to core.
-                if self.busy_polls {
-                    self.spread_cpu(into.len() - filled);
-                }
-            }
+                observer(bytes);
+            };
+            self.receive_range(range, following, observe).await?;
         }
         // CRC-32C fills the lower half; the upper half is for longer checksums.
         Ok(crc.finalize() as u32)
+    }
+
+    /// Receives one range of a body, of which `following` bytes come after it.
+    async fn receive_range(
+        &mut self,
+        into: &mut [u8],
+        following: usize,
+        mut observer: impl FnMut(&[u8]),
+    ) -> Result<(), TransferError> {
+        let (mut filled, mut observed) = (0, 0);
+        while filled < into.len() {
+            filled += self.receive_some(&mut into[filled..]).await?;
+            if filled - observed >= CHECKSUM_CHUNK || filled == into.len() {
+                observer(&into[observed..filled]);
+                observed = filled;
+                // Without busy polling, transfers over other connections run too, and they would push each other from core to core.
+                if self.busy_polls {
+                    self.spread_cpu(into.len() - filled + following);
+                }
+            }
+        }
+        Ok(())
     }
 
     async fn fill(&mut self, into: &mut [u8]) -> Result<(), TransferError> {
@@ -369,25 +378,10 @@ async fn timed<T>(limit: Duration, step: impl Future<Output = io::Result<T>>) ->
     tokio::time::timeout(limit, step).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
-/// The slices that remain after `sent` bytes.
-fn remaining_slices(parts: [&[u8]; 3], mut sent: usize) -> [IoSlice<'_>; 3] {
-    parts.map(|part| {
-        let skipped = sent.min(part.len());
-        sent -= skipped;
-        IoSlice::new(&part[skipped..])
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn remaining_slices_skip_sent_bytes() {
-        let parts: [&[u8]; 3] = [b"abc", b"de", b"f"];
-        for (sent, rest) in [(0, "abcdef"), (2, "cdef"), (3, "def"), (5, "f"), (6, "")] {
-            let left: Vec<u8> = remaining_slices(parts, sent).iter().flat_map(|part| part.to_vec()).collect();
-            assert_eq!(left, rest.as_bytes(), "{sent}");
-        }
-    }
+/// The CRC-32C of a body.
+fn body_checksum(body: &[&[u8]]) -> u32 {
+    let mut crc = Digest::new(CrcAlgorithm::Crc32Iscsi);
+    body.iter().for_each(|range| crc.update(range));
+    // It fills the lower half.
+    crc.finalize() as u32
 }

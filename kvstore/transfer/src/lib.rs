@@ -15,15 +15,17 @@ pub mod dial;
 pub mod directory;
 mod error;
 pub mod handshake;
+mod limits;
 pub mod plane;
 pub mod serve;
 
 pub use allowed_peers::{AllowedPeers, AllowedPeersError};
 pub use descriptor::{DeviceDescriptor, SegmentBuffer, SegmentDescriptor};
-pub use dial::{TransferConnection, TransferLimits};
+pub use dial::TransferConnection;
 pub use directory::{
     DescriptorDirectory, DirectoryError, HandshakeError, MetadataServerError, MetadataSource,
     MetadataSourceError,
 };
 pub use error::{BrokenConnectionError, TransferConnectError, TransferError};
+pub use limits::TransferLimits;
 pub use plane::TransferProtocol;

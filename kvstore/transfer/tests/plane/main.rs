@@ -38,6 +38,49 @@ async fn what_is_written_is_read_in_every_protocol() {
     assert_eq!((counts.failed, counts.rejected, counts.damaged), (0, 0, 0));
 }
 
+/// Cuts into ranges of 0 to 29,999 bytes: more than one system call can send.
+fn lengths(total: usize) -> Vec<usize> {
+    let (mut lengths, mut left) = (Vec::new(), total);
+    while left > 0 {
+        let length = (lengths.len() * 7919 % 30_000).min(left);
+        lengths.push(length);
+        left -= length;
+    }
+    lengths
+}
+
+#[tokio::test]
+async fn transfers_may_be_in_many_ranges_of_memory() {
+    let node = TestTransferNode::start(TransferServerOptions::default()).await;
+    let size = 9 << 20;
+    for protocol in ALL {
+        let mut connection = node.connect(protocol).await;
+        let bytes = content(size, protocol as u64);
+        let (mut ranges, mut rest) = (Vec::new(), &bytes[..]);
+        for length in lengths(size) {
+            let (range, following) = rest.split_at(length);
+            ranges.push(range);
+            rest = following;
+        }
+        assert!(ranges.len() > 512, "{}", ranges.len());
+        connection.write_ranges(BASE, &ranges).await.unwrap();
+        // From another position on, so that the ranges differ from those that were written.
+        let (from, mut read, mut observed) = (12_345, vec![0; size - 12_345], Vec::new());
+        let (mut into, mut rest) = (Vec::new(), &mut read[..]);
+        for length in lengths(size - from) {
+            let (range, following) = rest.split_at_mut(length);
+            into.push(range);
+            rest = following;
+        }
+        let observer = |bytes: &[u8]| observed.extend_from_slice(bytes);
+        connection.read_ranges(BASE + from as u64, &mut into, observer).await.unwrap();
+        assert!(read == bytes[from..] && observed == read, "{protocol:?}");
+    }
+    let counts = node.server.counts().snapshot();
+    assert_eq!((counts.reads, counts.writes), (3, 3), "one transfer each");
+    assert_eq!((counts.failed, counts.rejected, counts.damaged), (0, 0, 0));
+}
+
 #[tokio::test]
 async fn ranges_outside_the_memory_are_rejected() {
     let node = TestTransferNode::start(TransferServerOptions::default()).await;
