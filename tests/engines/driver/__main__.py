@@ -14,14 +14,17 @@ import time
 from functools import partial
 from pathlib import Path
 
+from addresses import GATEWAY_PORT, HOST
 from alone import prompts_computed_by_decode
 from beside import BESIDE_CHECKS, Beside
 from checks import CHECKS, Context, warm_up
 from direct import StandIn
 from hits import HIT_CHECKS, TOKEN_CHECKS, Hits
-from pairs import GATEWAY_PORT, HOST, MASTER, PAIRS, Pair
+from own_wheel import engines_use_own_wheel, use_own_wheel
+from pairs import PAIRS, Pair
 from processes import Processes, Running, Server, StartFailed
 from sdks import STORE, sdks, second_turns_are_cached
+from store_programs import OWN
 from variant_checks import VARIANT_CHECKS
 from variants import VARIANTS
 
@@ -123,9 +126,10 @@ def main() -> int:
     arguments.add_argument("--direct", action="store_true", help="a stand-in for the gateway")
     arguments.add_argument("--hold", action="store_true", help="start the engines, and wait for Ctrl-C")
     arguments.add_argument("--our-master", action="store_true", help="`moongate master` for mooncake_master")
+    help_of_wheel = "Moongate's wheel for the engines' module mooncake.store, and `moongate store` for mooncake_client"
+    arguments.add_argument("--our-wheel", action="store_true", help=help_of_wheel)
     given = arguments.parse_args()
-    if given.our_master:
-        MASTER["command"] = [os.environ["MOONGATE_BIN"], "master"]
+    OWN.master, OWN.node = given.our_master, given.our_wheel
     # So that `with` blocks are left in order.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
@@ -134,6 +138,10 @@ def main() -> int:
     report = Report(given.mode)
     with Processes(logs) as processes:
         pair = modes[given.mode](installed, logs)
+        if given.our_wheel:
+            if not pair.store_users:
+                arguments.error(f"--our-wheel: no engine of {given.mode} has a store")
+            use_own_wheel(pair, installed)
         try:
             for server in pair.before:
                 processes.await_ready(processes.start(server))
@@ -146,6 +154,8 @@ def main() -> int:
             if given.hold:
                 print(f"{given.mode}  holding; enter with: ip netns exec NAME (see ip netns list)", flush=True)
                 signal.pause()
+            if given.our_wheel:
+                report.run("engines use our wheel", lambda: engines_use_own_wheel(pair, processes))
             run_checks(pair, report, processes, given.direct)
         except StartFailed as error:
             print(f"{given.mode}  FAIL {error}", flush=True)

@@ -6,10 +6,11 @@ import time
 from pathlib import Path
 from typing import Callable, Iterator
 
+from addresses import GATEWAY_ADMIN, PREFILL, PREFILL_EVENTS_PORT, PREFILL_PORT
 from agents import MESSAGES, claude_code, codex
 from apis import BLOCK
 from hits import Hits, Seen, Tally
-from pairs import GATEWAY_ADMIN, PREFILL, PREFILL_EVENTS_PORT, PREFILL_PORT, RENDERS, Pair, events, vllm
+from pairs import RENDERS, Pair, events, vllm
 from prompts import Prompt
 from talk import post
 

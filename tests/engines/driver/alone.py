@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
+from addresses import PREFILL
 import handover
 from checks import Context
-from pairs import PREFILL
 from processes import Processes, Running
 from talk import Metrics, get
 

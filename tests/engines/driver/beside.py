@@ -8,9 +8,10 @@ import time
 from dataclasses import dataclass
 from typing import Callable
 
+from addresses import DECODE, GATEWAY, GATEWAY_ADMIN, HOST, PREFILL, SIDECAR_PORT
 from apis import APIS, MODEL
 from checks import eventually
-from pairs import DECODE, GATEWAY, GATEWAY_ADMIN, HERE, PREFILL, SIDECAR_PORT, HOST, Pair
+from pairs import HERE, Pair
 from processes import Processes, Running
 from talk import connect, get, post
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable
 
+from addresses import DECODE, GATEWAY, GATEWAY_ADMIN, PREFILL
 import handover
 from apis import APIS, MODEL
-from pairs import CONTEXT, DECODE, GATEWAY, GATEWAY_ADMIN, PREFILL, Pair
+from pairs import CONTEXT, Pair
 from talk import Answer, Metrics, Stream, connect, post
 
 DATA = Path(__file__).resolve().parent.parent / "data"

@@ -11,7 +11,8 @@ import threading
 import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from pairs import BOOTSTRAP_PORT, DECODE, GATEWAY_PORT, HOST, PREFILL, Pair
+from addresses import BOOTSTRAP_PORT, DECODE, GATEWAY_PORT, HOST, PREFILL
+from pairs import Pair
 from talk import connect, get, post
 
 

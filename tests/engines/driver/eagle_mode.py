@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from addresses import GATEWAY_ADMIN, PREFILL_EVENTS_PORT, PREFILL_PORT
 from apis import BLOCK
 from hits import Hits, Tally, growing_chats, mixed_prompts
-from pairs import GATEWAY_ADMIN, PREFILL_EVENTS_PORT, PREFILL_PORT, SMALL_KV_BYTES, Pair, events, vllm
+from pairs import SMALL_KV_BYTES, Pair, events, vllm
 from prompts import completion, ids
 from talk import Metrics, get
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 import threading
 
+from addresses import DECODE, PREFILL
 from apis import BLOCK, APIS
-from pairs import DECODE, PREFILL, Pair
+from pairs import Pair
 from talk import Metrics, post
 
 # Two layers, K and V, one head of 64 numbers of 4 bytes.

@@ -6,8 +6,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Callable
 
+from addresses import GATEWAY_ADMIN, GATEWAY_PORT, HOST, MASTER_HTTP, PREFILL
 from apis import APIS
-from pairs import GATEWAY_ADMIN, GATEWAY_PORT, HOST, MASTER_HTTP, PREFILL, Pair
+from pairs import Pair
 from processes import Processes, Server
 from prompts import CHAT, COMPLETIONS, Prompt, chat, completion, ids, prompts, renderings, text
 from talk import Metrics, get, post

@@ -11,8 +11,8 @@ import zlib
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from addresses import GATEWAY_ADMIN, GATEWAY_PORT, HOST, PREFILL
 from hits import Hits, Tally
-from pairs import GATEWAY_ADMIN, GATEWAY_PORT, HOST, PREFILL
 from prompts import CHAT, Prompt, chat, text
 from talk import Metrics, post
 

@@ -7,26 +7,27 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from addresses import (
+    BOOTSTRAP_PORT,
+    DECODE,
+    DECODE_EVENTS_PORT,
+    DECODE_PORT,
+    GATEWAY_ADMIN_PORT,
+    HOST,
+    MASTER_HTTP_PORT,
+    MASTER_PORT,
+    PREFILL,
+    PREFILL_EVENTS_PORT,
+    PREFILL_PORT,
+    SIDECAR_PORT,
+)
 from processes import Server
+from store_programs import store_config, store_master, store_node
 
 HERE = Path(__file__).resolve().parent.parent
-HOST = "127.0.0.1"
-PREFILL_PORT, DECODE_PORT, BOOTSTRAP_PORT = 8100, 8200, 8998
-MASTER_PORT, MASTER_HTTP_PORT = 51051, 19003
-# An engine's KV events; a replay is asked for ten ports above.
-PREFILL_EVENTS_PORT, DECODE_EVENTS_PORT = 5561, 5562
-GATEWAY_PORT, GATEWAY_ADMIN_PORT = 30000, 30001
-# The second engine's sidecar is at the next port.
-SIDECAR_PORT = 9400
 CONTEXT = 8192
 # An engine takes one to three minutes on two idle cores, and the cores may be busy with compilers.
 READY_SECONDS = 1800
-
-PREFILL = f"http://{HOST}:{PREFILL_PORT}"
-DECODE = f"http://{HOST}:{DECODE_PORT}"
-GATEWAY = f"http://{HOST}:{GATEWAY_PORT}"
-GATEWAY_ADMIN = f"http://{HOST}:{GATEWAY_ADMIN_PORT}"
-MASTER_HTTP = f"http://{HOST}:{MASTER_HTTP_PORT}"
 
 
 @dataclass
@@ -57,6 +58,10 @@ class Pair:
     both_do_both: bool = False
     # Whether SDKs are run against the pair.
     sdks: bool = False
+    # The engines that import `mooncake.store`.
+    store_users: list[Server] = field(default_factory=list)
+    # Whether engines also import `mooncake.engine`, to transfer from prefill to decode.
+    transfer_engine: bool = False
 
     def gateway_flags(self, tokens: list[str] | None = None) -> list[str]:
         """`tokens` are the flags for tokens of texts. Without: those of the mode."""
@@ -234,70 +239,20 @@ def vllm_mooncake(installed: Path, _logs: Path) -> Pair:
     )
 
 
-def store_config(logs: Path) -> Path:
-    """What vLLM's connector reads of the store."""
-    config = logs / "mooncake-store.json"
-    config.write_text(
-        json.dumps(
-            {
-                "metadata_server": "P2PHANDSHAKE",
-                "master_server_address": f"{HOST}:{MASTER_PORT}",
-                "protocol": "tcp",
-                "device_name": "",
-                "global_segment_size": "256MB",
-                "local_buffer_size": "64MB",
-            }
-        )
-    )
-    return config
-
-
-# What is started with the flags of a `mooncake_master` instead of it.
-MASTER: dict[str, list[str]] = {}
-
-
-def mooncake_master(installed: Path) -> Server:
-    return Server(
-        name="master",
-        ready_url=f"{MASTER_HTTP}/health",
-        ready_seconds=60,
-        command=[
-            *MASTER.get("command", [str(installed / "vllm/bin/mooncake_master")]),
-            *(f"--rpc_address={HOST}", f"--rpc_port={MASTER_PORT}"),
-            *(f"--metrics_host={HOST}", f"--metrics_port={MASTER_HTTP_PORT}"),
-            "--logtostderr=true",
-        ],
-    )
-
-
-def store_node(installed: Path, port: int) -> Server:
-    """Two on one machine need different ports even in networks of their own: a local socket is named after it."""
-    return Server(
-        name="store-node",
-        ready_url=f"{MASTER_HTTP}/health",
-        ready_seconds=60,
-        command=[
-            str(installed / "vllm/bin/mooncake_client"),
-            *(f"--master_server_address={HOST}:{MASTER_PORT}", f"--host={HOST}", f"--port={port}"),
-            *("--metadata_server=P2PHANDSHAKE", "--protocol=tcp", "--global_segment_size=256 MB"),
-            "--logtostderr=true",
-        ],
-        env={"MC_FORCE_TCP": "1"},
-    )
-
-
 def vllm_store(installed: Path, logs: Path) -> Pair:
     env = {"MOONCAKE_CONFIG_PATH": str(store_config(logs)), "MC_FORCE_TCP": "1"}
 
     def engine(name: str, port: int) -> Server:
         return vllm(installed, name, port, STORE_TRANSFER, env)
 
+    prefill, decode = engine("prefill", PREFILL_PORT), engine("decode", DECODE_PORT)
     return Pair(
         engine="vllm",
         connector="store",
-        before=[mooncake_master(installed)],
-        prefill=engine("prefill", PREFILL_PORT),
-        decode=engine("decode", DECODE_PORT),
+        before=[store_master(installed)],
+        prefill=prefill,
+        decode=decode,
+        store_users=[prefill, decode],
     )
 
 
@@ -331,15 +286,18 @@ def vllm_hits(installed: Path, logs: Path) -> Pair:
     def engine(name: str, port: int, events_port: int, flags: list[str] | None = None, **more) -> Server:
         return vllm(installed, name, port, STORE_TRANSFER, env, [*events(events_port), *(flags or [])], **more)
 
+    # The prefill renders requests too, also those with tools; the decode only tokenises.
+    prefill = engine("prefill", PREFILL_PORT, PREFILL_EVENTS_PORT, RENDERS, kv_bytes=SMALL_KV_BYTES)
+    decode = engine("decode", DECODE_PORT, DECODE_EVENTS_PORT)
     return Pair(
         engine="vllm",
         connector="store",
-        before=[mooncake_master(installed)],
+        before=[store_master(installed)],
         store_node=store_node(installed, 51061),
         predicted=installed / "model/tiny-qwen3",
-        # The prefill renders requests too, also those with tools; the decode only tokenises.
-        prefill=engine("prefill", PREFILL_PORT, PREFILL_EVENTS_PORT, RENDERS, kv_bytes=SMALL_KV_BYTES),
-        decode=engine("decode", DECODE_PORT, DECODE_EVENTS_PORT),
+        prefill=prefill,
+        decode=decode,
+        store_users=[prefill, decode],
     )
 
 
@@ -350,12 +308,13 @@ def vllm_hits_sha256(installed: Path, logs: Path) -> Pair:
     more = {"kv_bytes": SMALL_KV_BYTES, "hash_algorithm": None}
     pair.prefill = vllm(installed, "worker", PREFILL_PORT, STORE_TRANSFER, env, events(PREFILL_EVENTS_PORT), **more)
     pair.decode = None
+    pair.store_users = [pair.prefill]
     return pair
 
 
-def sglang_hits(installed: Path, logs: Path) -> Pair:
-    pair = sglang_pd(installed, logs)
-    store = [
+def hicache() -> tuple[list[str], dict[str, str]]:
+    """Flags and environment of an SGLang with HiCache, whose third level is the store."""
+    flags = [
         *("--enable-hierarchical-cache", "--hicache-size", "1", "--hicache-io-backend", "direct"),
         *("--hicache-mem-layout", "page_first_direct", "--hicache-storage-backend", "mooncake"),
         *("--hicache-write-policy", "write_through", "--hicache-storage-prefetch-policy", "wait_complete"),
@@ -366,12 +325,19 @@ def sglang_hits(installed: Path, logs: Path) -> Pair:
         "MOONCAKE_GLOBAL_SEGMENT_SIZE": str(256 << 20),
         "MOONCAKE_LOCAL_HOSTNAME": HOST,
     }
+    return flags, env
+
+
+def sglang_hits(installed: Path, logs: Path) -> Pair:
+    pair = sglang_pd(installed, logs)
+    store, env = hicache()
     prefill = ["--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", str(BOOTSTRAP_PORT)]
     flags = [*prefill, *store, *events(PREFILL_EVENTS_PORT)]
     pair.prefill = sglang(installed, "prefill", PREFILL_PORT, flags, env, kv_tokens=16384)
-    pair.before = [mooncake_master(installed)]
+    pair.before = [store_master(installed)]
     pair.store_node = store_node(installed, 51062)
     pair.predicted = installed / "model/tiny-qwen3"
+    pair.store_users, pair.transfer_engine = [pair.prefill], True
     return pair
 
 

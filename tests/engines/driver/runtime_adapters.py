@@ -6,8 +6,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from addresses import GATEWAY_ADMIN, PREFILL
 from hits import Hits, Tally
-from pairs import GATEWAY_ADMIN, PREFILL
 from prompts import Prompt, completion, ids
 from talk import Answer, Metrics, get, post
 

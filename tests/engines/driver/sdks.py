@@ -7,10 +7,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from addresses import DECODE, GATEWAY, HOST, PREFILL
 from apis import BLOCK, MODEL
 from checks import Context
 from direct import StandIn
-from pairs import DECODE, GATEWAY, HERE, HOST, PREFILL
+from pairs import HERE
 from processes import Processes, Running
 from talk import Metrics, post
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from addresses import GATEWAY_ADMIN, GATEWAY_PORT, HOST, PREFILL
 from hits import Hits, Seen, Tally, _counts
-from pairs import GATEWAY_ADMIN, GATEWAY_PORT, HOST, PREFILL
 from prompts import ids, prompts
 from talk import get, post
 

@@ -6,7 +6,9 @@ import json
 import subprocess
 from pathlib import Path
 
-from pairs import HERE, PREFILL_EVENTS_PORT, PREFILL_PORT, Pair, events, sglang
+from addresses import PREFILL_EVENTS_PORT, PREFILL_PORT
+from pairs import HERE, Pair, events, hicache, sglang
+from store_programs import store_master, store_node
 
 ADAPTERS = ["poet", "coder"]
 
@@ -22,6 +24,15 @@ def _worker(installed: Path, flags: list[str], model: str = "tiny-qwen3", **more
         decode=None,
         predicted=installed / "model" / model,
     )
+
+
+def sglang_hicache(installed: Path, _logs: Path) -> Pair:
+    """HiCache with a store. Without disaggregation, so that nothing needs Mooncake's transfer engine."""
+    flags, env = hicache()
+    pair = _worker(installed, flags, env=env)
+    pair.before, pair.store_node = [store_master(installed)], store_node(installed, 51063)
+    pair.store_users = [pair.prefill]
+    return pair
 
 
 def sglang_dp(installed: Path, _logs: Path) -> Pair:
@@ -67,6 +78,7 @@ def sglang_recurrent(installed: Path, _logs: Path) -> Pair:
 
 
 SGLANG_VARIANTS = {
+    "sglang-hicache": sglang_hicache,
     "sglang-dp": sglang_dp,
     "sglang-lora": sglang_lora,
     "sglang-dynamo": sglang_dynamo,

@@ -8,12 +8,12 @@ import time
 from queue import Empty, Queue
 from statistics import mean
 
+from addresses import DECODE, GATEWAY_PORT, HOST, PREFILL
 from agent_checks import AGENT_CHECKS
 from eagle_mode import EAGLE_CHECKS
 from hits import HIT_CHECKS, Hits, Tally
 from images import IMAGE_CHECKS
-from lmcache_mode import LMCACHE_CHECKS
-from pairs import DECODE, GATEWAY_PORT, HOST, PREFILL
+from lmcache_mode import LMCACHE_CHECKS, LMCACHE_STORE_CHECKS
 from prompts import COMPLETIONS, Prompt, completion, ids
 from talk import Metrics, Stream, post
 from runtime_adapters import RUNTIME_ADAPTER_CHECKS
@@ -137,6 +137,7 @@ VARIANT_CHECKS = {
     "vllm-xxhash": _EXACT,
     "vllm-dp": VLLM_RANK_CHECKS,
     "vllm-lmcache": LMCACHE_CHECKS,
+    "vllm-lmcache-store": LMCACHE_STORE_CHECKS,
     "vllm-eagle": EAGLE_CHECKS,
     "vllm-agents": AGENT_CHECKS,
     "vllm-burst": [bursts_with_one_prefix],

@@ -5,21 +5,11 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from addresses import DECODE_EVENTS_PORT, DECODE_PORT, PREFILL_EVENTS_PORT, PREFILL_PORT
 from agent_checks import vllm_agents
 from eagle_mode import vllm_eagle
-from lmcache_mode import vllm_lmcache
-from pairs import (
-    DECODE_EVENTS_PORT,
-    DECODE_PORT,
-    HERE,
-    PREFILL_EVENTS_PORT,
-    PREFILL_PORT,
-    RENDERS,
-    SMALL_KV_BYTES,
-    Pair,
-    events,
-    vllm,
-)
+from lmcache_mode import vllm_lmcache, vllm_lmcache_store
+from pairs import HERE, RENDERS, SMALL_KV_BYTES, Pair, events, vllm
 from runtime_adapters import RUNTIME_ADAPTER, adapter_file
 from sglang_variants import SGLANG_VARIANTS
 from vllm_ranks import vllm_dp
@@ -115,6 +105,7 @@ VARIANTS = {
     "vllm-burst": vllm_burst,
     "vllm-dp": vllm_dp,
     "vllm-lmcache": vllm_lmcache,
+    "vllm-lmcache-store": vllm_lmcache_store,
     "vllm-eagle": vllm_eagle,
     "vllm-agents": vllm_agents,
     **SGLANG_VARIANTS,

@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 from typing import Callable
 
+from addresses import GATEWAY_ADMIN, PREFILL, PREFILL_EVENTS_PORT, PREFILL_PORT
 from hits import Hits, Seen, Tally, check_late
-from pairs import GATEWAY_ADMIN, PREFILL, PREFILL_EVENTS_PORT, PREFILL_PORT, SMALL_KV_BYTES, Pair, events, vllm
+from pairs import SMALL_KV_BYTES, Pair, events, vllm
 from prompts import COMPLETIONS, Prompt, chat, completion, ids, prompts, text
 from talk import Metrics, connect, post
 
