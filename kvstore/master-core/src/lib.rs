@@ -53,6 +53,7 @@ mod dynamic;
 mod evict;
 mod eviction_candidates;
 mod eviction_decision;
+mod filling;
 mod group;
 mod hot_objects;
 mod indices;

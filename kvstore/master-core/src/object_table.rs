@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use crate::announced_objects::AnnouncedObjects;
 use crate::change::StateChangeSink;
 use crate::disk::{ClientDisk, ClientDisks, DiskTaskTotals};
+use crate::filling::FallbackShare;
 use crate::group::{GroupId, GroupTable};
 use crate::indices::{ShardIndex, TenantIndex};
 use crate::oldest_entries::OldestEntries;
@@ -52,6 +53,7 @@ pub(crate) struct ObjectTable {
     pub(crate) announced: AnnouncedObjects,
     pub(crate) groups: GroupTable,
     pub(crate) segments: ArcSwap<SegmentTable>,
+    pub(crate) fallback_share: FallbackShare,
     pub(crate) tenants: TenantTable,
     pub(crate) prefixes: PrefixTable,
     pub(crate) disks: ArcSwap<ClientDisks>,
@@ -74,6 +76,7 @@ impl ObjectTable {
             announced: AnnouncedObjects::default(),
             groups: GroupTable::new(),
             segments: ArcSwap::default(),
+            fallback_share: FallbackShare::default(),
             tenants: TenantTable::new(settings.multi_tenant),
             prefixes: PrefixTable::new(),
             disks: ArcSwap::default(),
@@ -139,6 +142,14 @@ impl ObjectTable {
         // If everything is leased, free space is at most the share above the watermark plus one round of eviction.
         let share = 1.0 - self.settings.high_watermark + self.settings.eviction_ratio;
         self.recent_writes.resize(capacity, share);
+        self.refresh_filling_segments();
+    }
+
+    /// Determines which segments are filling, unless new segments get their full share of writes at once.
+    pub(crate) fn refresh_filling_segments(&self) {
+        if self.settings.ramp_ms > 0 {
+            self.fallback_share.refresh(&self.segments.load());
+        }
     }
 
     /// Total capacity of all segments in bytes.

@@ -27,9 +27,9 @@ pub(crate) struct PlacementRequest<'a> {
     pub(crate) entropy: u64,
 }
 
-/// Maps a 64-bit number to an index below `count` (multiply and shift).
-fn pick(number: u64, count: usize) -> usize {
-    ((u128::from(number) * count as u128) >> 64) as usize
+/// Maps a 64-bit number to a number below `count` (multiply and shift).
+fn pick(number: u64, count: u64) -> u64 {
+    ((u128::from(number) * u128::from(count)) >> 64) as u64
 }
 
 /// State of one placement search.
@@ -40,6 +40,8 @@ pub(crate) struct PlacementSearch<'a> {
     now_ms: u64,
     /// Highest weight of a writable segment, if a segment is still in its ramp.
     max_weight: Option<f64>,
+    /// Whether filling segments are not used in place of full ones.
+    avoids_filling: bool,
     entropy: u64,
     found: Vec<MemoryReplica>,
 }
@@ -57,6 +59,7 @@ impl<'a> PlacementSearch<'a> {
             request,
             now_ms,
             max_weight: None,
+            avoids_filling: false,
             entropy: request.entropy,
             found: Vec::new(),
         };
@@ -68,6 +71,16 @@ impl<'a> PlacementSearch<'a> {
             search.max_weight = Some(weights.fold(0.0, f64::max));
         }
         search
+    }
+
+    /// Uses filling segments in place of full ones only with this probability.
+    pub(crate) fn limit_fallback(&mut self, share: f64) {
+        self.avoids_filling = share < 1.0 && self.random_share() >= share;
+    }
+
+    /// Whether there may be space in filling segments that this search does not use.
+    pub(crate) fn avoids_filling(&self) -> bool {
+        self.avoids_filling
     }
 
     /// Allocates up to the requested number of replicas, as many as there are nodes with free space.
@@ -103,7 +116,7 @@ impl<'a> PlacementSearch<'a> {
     }
 
     /// A random number from 0 to 1.
-    fn admission_probability(&mut self) -> f64 {
+    fn random_share(&mut self) -> f64 {
         (self.draw() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
@@ -117,23 +130,34 @@ impl<'a> PlacementSearch<'a> {
     fn is_admitted(&mut self, segment: &SegmentEntry) -> bool {
         match self.max_weight {
             None => true,
-            Some(max_weight) => self.weight(segment) >= self.admission_probability() * max_weight,
+            Some(max_weight) => self.weight(segment) >= self.random_share() * max_weight,
         }
     }
 
+    /// A position in the list of mounted segments, chosen with the probability of the segment's share of the capacity.
+    fn random_position(&mut self) -> usize {
+        let byte = pick(self.draw(), self.segments.total_size());
+        self.segments.position_of_byte(byte)
+    }
+
     fn random_segment(&mut self) -> Option<(SegmentIndex, &'a Arc<SegmentEntry>)> {
-        let indices = self.segments.mounted_indices();
-        let index = *indices.get(pick(self.draw(), indices.len()))?;
+        let position = self.random_position();
+        let index = *self.segments.mounted_indices().get(position)?;
         Some((index, self.segments.get(index)?))
     }
 
+    fn is_avoided(&self, segment: &SegmentEntry) -> bool {
+        self.avoids_filling && segment.is_filling()
+    }
+
     fn place_randomly(&mut self) {
-        for _ in 0..MAX_DRAWS * self.request.replicas.min(16) {
+        for draw in 0..MAX_DRAWS * self.request.replicas.min(16) {
             if self.is_done() {
                 return;
             }
             let Some((index, segment)) = self.random_segment() else { return };
-            if self.is_admitted(segment) {
+            let replaces_full_segment = draw > self.found.len();
+            if (!replaces_full_segment || !self.is_avoided(segment)) && self.is_admitted(segment) {
                 self.try_place(index);
             }
         }
@@ -143,11 +167,11 @@ impl<'a> PlacementSearch<'a> {
     /// probability 1/6: its share of writes is at most an equal one.
     fn place_by_free_ratio(&mut self) {
         let mut sample = Vec::new();
-        for _ in 0..SAMPLE_SIZE * self.request.replicas.min(16) {
+        for draw in 0..SAMPLE_SIZE * self.request.replicas.min(16) {
             let Some((index, segment)) = self.random_segment() else { return };
             let on_ramp = self.max_weight.is_some_and(|max_weight| self.weight(segment) < max_weight);
-            if !on_ramp
-                || self.is_admitted(segment) && self.admission_probability() * (SAMPLE_SIZE as f64) < 1.0
+            if !on_ramp && (draw == 0 || !self.is_avoided(segment))
+                || on_ramp && self.is_admitted(segment) && self.random_share() * (SAMPLE_SIZE as f64) < 1.0
             {
                 sample.push((segment.free_ratio(), index));
             }
@@ -158,21 +182,30 @@ impl<'a> PlacementSearch<'a> {
         }
     }
 
-    /// Tries every segment in order, those in their ramp last.
+    /// Tries every segment in order, those that are in their ramp or filling last.
     fn place_first_fit(&mut self) {
-        let indices = self.segments.mounted_indices();
-        if self.is_done() || indices.is_empty() {
+        if self.is_done() || self.segments.mounted_indices().is_empty() {
             return;
         }
-        let start = pick(self.draw(), indices.len());
-        for ramping in [false, true] {
-            for step in 0..indices.len() {
-                let index = indices[(start + step) % indices.len()];
-                let Some(segment) = self.segments.get(index) else { continue };
-                let is_ramping = self.max_weight.is_some_and(|max_weight| self.weight(segment) < max_weight);
-                if is_ramping == ramping {
-                    self.try_place(index);
-                }
+        let start = self.random_position();
+        self.place_in_order(start, |search, segment| !search.is_late(segment));
+        self.place_in_order(start, |search, segment| search.is_late(segment) && !search.is_avoided(segment));
+        // Fewer replicas would be worse than too many on a filling segment.
+        if !self.found.is_empty() {
+            self.place_in_order(start, Self::is_avoided);
+        }
+    }
+
+    fn is_late(&self, segment: &SegmentEntry) -> bool {
+        segment.is_filling() || self.max_weight.is_some_and(|max_weight| self.weight(segment) < max_weight)
+    }
+
+    fn place_in_order(&mut self, start: usize, is_wanted: impl Fn(&Self, &SegmentEntry) -> bool) {
+        let indices = self.segments.mounted_indices();
+        for step in 0..indices.len() {
+            let index = indices[(start + step) % indices.len()];
+            if self.segments.get(index).is_some_and(|segment| is_wanted(self, segment)) {
+                self.try_place(index);
             }
         }
     }

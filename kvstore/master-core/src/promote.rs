@@ -118,7 +118,9 @@ impl MasterCore {
         let preferred: Vec<&str> = preferred.iter().map(AsRef::as_ref).collect();
         let entropy = self.objects.hash(TenantIndex::DEFAULT, key) ^ now_ms.rotate_left(32);
         let request = PlacementRequest { size, replicas: 1, preferred: &preferred, host: "", entropy };
-        let replicas = PlacementSearch::new(&shard.segments, &self.objects.settings, &request, now_ms).run();
+        // Not limited by filling segments: nothing is evicted for a promotion.
+        let search = PlacementSearch::new(&shard.segments, &self.objects.settings, &request, now_ms);
+        let replicas = search.run();
         let Some(mut staged) = replicas.into_iter().next() else {
             self.objects.tenants.discharge(key_location.tenant, size);
             return Err(ErrorCode::NO_AVAILABLE_HANDLE);

@@ -7,18 +7,23 @@ use mooncake_wire::types::SoftPinAction;
 
 use crate::change::{RemoveCause, StateChange, StateChangeSink, StoreCause};
 use crate::disk::ActiveDiskTask;
+use crate::group::GroupId;
 use crate::indices::{EntryIndex, TenantIndex};
 use crate::locked_shard::{LockedShard, storage_tiers};
 use crate::master::MasterCore;
-use crate::object::{EntryFlags, EvictionQueue, PendingVersion};
+use crate::object::{EntryFlags, EvictionQueue, MemoryReplica, PendingVersion};
 use crate::object_table::KeyLocation;
 use crate::placement::PlacementSearch;
 use crate::put_request::{PreparedPut, PutBatch};
 use crate::requests::{BatchPutStartRequest, CallContext, PutStartRequest};
 use crate::segment::ReplicaDescriptors;
 use crate::statistics::MasterCounters;
+
 /// Rounds of eviction for a tenant whose quota is exhausted.
 const QUOTA_RETRIES: u32 = 2;
+/// Rounds of eviction for a write that may not use a filling segment in place of a full one. Afterwards it may: the freed ranges may be
+/// too small for it, or in the filling segment.
+const FILLING_RETRIES: u32 = 8;
 
 /// The existing entry that conflicts with a put.
 enum PutConflict {
@@ -111,51 +116,41 @@ impl MasterCore {
         put: &PreparedPut<'_>,
         fx: &mut dyn StateChangeSink,
     ) -> Result<ReplicaDescriptors, ErrorCode> {
-        let CallContext { now_ms, client, tenant } = put.context;
+        let CallContext { now_ms, tenant, .. } = put.context;
         if put.key.is_empty() || put.size == 0 || put.placement.replicas == 0 {
             return Err(ErrorCode::INVALID_PARAMS);
         }
         let group = put.group.map(|name| (self.objects.group(tenant, name), name));
         let tenant = self.objects.tenants.index_for_writer(tenant)?;
         let key_location = self.objects.locate_key(tenant, put.key);
-        let mut quota_tries = 0;
+        let (mut quota_tries, mut filling_tries) = (0, 0);
         loop {
             let mut shard = self.objects.lock(key_location.shard);
             let conflict = shard.find_conflict(key_location, put)?;
             let segments = Arc::clone(&shard.segments);
-            let mut replicas =
-                PlacementSearch::new(&segments, &self.objects.settings, &put.placement, now_ms).run();
+            let mut search = PlacementSearch::new(&segments, &self.objects.settings, &put.placement, now_ms);
+            if filling_tries < FILLING_RETRIES {
+                search.limit_fallback(self.objects.fallback_share.get());
+            }
+            let avoids_filling = search.avoids_filling();
+            let replicas = search.run();
             let bytes = put.size.saturating_mul(replicas.len() as u64);
             let charged = !replicas.is_empty() && self.objects.tenants.charge(tenant, bytes);
             if charged {
                 if replicas.len() < put.placement.replicas {
                     MasterCounters::add(&self.objects.counters.partial_allocations, 1);
                 }
-                let present = shard.current_soft_pin(&conflict);
-                replicas.iter_mut().for_each(|replica| replica.id = self.objects.new_replica_id());
-                let pin = shard.soft_pin_deadline(put, present);
-                if let PutConflict::Upsert(index) = conflict
-                    && shard.entries[index].is_complete()
-                {
-                    let pending = PendingVersion {
-                        client,
-                        size: put.size,
-                        since_ms: now_ms,
-                        replicas,
-                        hard_pin: put.hard_pin,
-                        soft_pin_until_ms: pin,
-                        group: group.map(|(id, name)| (id, name.into())),
-                    };
-                    return Ok(shard.begin_pending(index, pending, now_ms, fx));
-                }
-                shard.resolve_conflict(&conflict, fx);
-                let index = shard.add(key_location, &put.new_object(&replicas, pin, group));
-                return Ok(shard.emit_started(index, fx));
+                return Ok(shard.add_allocated(key_location, put, &conflict, replicas, group, fx));
             }
             replicas.iter().for_each(|replica| shard.free(replica));
             drop(shard);
             if replicas.is_empty() {
+                filling_tries += 1;
                 if !self.objects.evict_for_size(now_ms, put.size, fx) {
+                    if avoids_filling {
+                        filling_tries = FILLING_RETRIES;
+                        continue;
+                    }
                     if let Some(replicas) = self.rewrite_in_place(key_location, put, fx) {
                         return Ok(replicas);
                     }
@@ -165,7 +160,12 @@ impl MasterCore {
                 continue;
             }
             quota_tries += 1;
-            if quota_tries > QUOTA_RETRIES || !self.objects.evict_for_tenant(now_ms, tenant, bytes, fx) {
+            // Nothing is evicted for an object that never fits.
+            let can_fit = self.objects.tenants.has_quota_for(tenant, bytes);
+            if !can_fit
+                || quota_tries > QUOTA_RETRIES
+                || !self.objects.evict_for_tenant(now_ms, tenant, bytes, fx)
+            {
                 return self.rewrite_in_place(key_location, put, fx).ok_or(ErrorCode::TENANT_QUOTA_EXCEEDED);
             }
         }
@@ -219,6 +219,39 @@ impl LockedShard<'_> {
             }
             true => Ok(PutConflict::Upsert(index)),
         }
+    }
+
+    /// Adds an object, or a pending version of one, whose space has been allocated and charged.
+    fn add_allocated(
+        &mut self,
+        key_location: KeyLocation,
+        put: &PreparedPut<'_>,
+        conflict: &PutConflict,
+        mut replicas: Vec<MemoryReplica>,
+        group: Option<(GroupId, &str)>,
+        fx: &mut dyn StateChangeSink,
+    ) -> ReplicaDescriptors {
+        let CallContext { now_ms, client, .. } = put.context;
+        let present = self.current_soft_pin(conflict);
+        replicas.iter_mut().for_each(|replica| replica.id = self.objects.new_replica_id());
+        let pin = self.soft_pin_deadline(put, present);
+        if let PutConflict::Upsert(index) = *conflict
+            && self.entries[index].is_complete()
+        {
+            let pending = PendingVersion {
+                client,
+                size: put.size,
+                since_ms: now_ms,
+                replicas,
+                hard_pin: put.hard_pin,
+                soft_pin_until_ms: pin,
+                group: group.map(|(id, name)| (id, name.into())),
+            };
+            return self.begin_pending(index, pending, now_ms, fx);
+        }
+        self.resolve_conflict(conflict, fx);
+        let index = self.add(key_location, &put.new_object(&replicas, pin, group));
+        self.emit_started(index, fx)
     }
 
     fn resolve_conflict(&mut self, conflict: &PutConflict, fx: &mut dyn StateChangeSink) {

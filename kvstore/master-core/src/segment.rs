@@ -31,6 +31,8 @@ pub(crate) struct SegmentEntry {
     silent: AtomicBool,
     /// Whether its client restarts while a holder process preserves the memory.
     restarting: AtomicBool,
+    /// Whether it is much emptier than the others: see [`crate::filling`].
+    filling: AtomicBool,
     memory: Arc<SegmentSpace>,
 }
 
@@ -57,6 +59,7 @@ impl SegmentEntry {
             mounted_at_ms: now_ms,
             silent: AtomicBool::new(false),
             restarting: AtomicBool::new(false),
+            filling: AtomicBool::new(false),
             memory: Arc::new(SegmentSpace {
                 allocator,
                 used: AtomicU64::new(0),
@@ -76,6 +79,7 @@ impl SegmentEntry {
             mounted_at_ms: self.mounted_at_ms,
             silent: AtomicBool::new(false),
             restarting: AtomicBool::new(false),
+            filling: AtomicBool::new(self.is_filling()),
             memory: Arc::clone(&self.memory),
         }
     }
@@ -115,6 +119,15 @@ impl SegmentEntry {
     /// Whether reads must wait until the node has restarted.
     pub(crate) fn is_restarting(&self) -> bool {
         self.restarting.load(Relaxed)
+    }
+
+    pub(crate) fn set_filling(&self, filling: bool) {
+        self.filling.store(filling, Relaxed);
+    }
+
+    /// Whether it is much emptier than the others.
+    pub(crate) fn is_filling(&self) -> bool {
+        self.filling.load(Relaxed)
     }
 
     /// Whether its replicas may be returned to readers.
@@ -216,6 +229,8 @@ pub(crate) struct AllocatedSpace {
 pub(crate) struct SegmentTable {
     slots: Vec<Option<Arc<SegmentEntry>>>,
     mounted: Vec<SegmentIndex>,
+    /// For each of `mounted`, the sum of the sizes up to it.
+    cumulative_sizes: Vec<u64>,
     by_id: HashMap<Uuid, SegmentIndex>,
     by_name: HashMap<Arc<str>, Vec<SegmentIndex>>,
     /// Time of the most recent mount.
@@ -253,6 +268,16 @@ impl SegmentTable {
         &self.mounted
     }
 
+    /// Total size of the mounted segments in bytes.
+    pub(crate) fn total_size(&self) -> u64 {
+        self.cumulative_sizes.last().copied().unwrap_or(0)
+    }
+
+    /// The position in [`Self::mounted_indices`] of the segment with this byte, counted over all mounted segments in order.
+    pub(crate) fn position_of_byte(&self, byte: u64) -> usize {
+        self.cumulative_sizes.partition_point(|end| *end <= byte)
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = (SegmentIndex, &Arc<SegmentEntry>)> {
         self.mounted.iter().filter_map(|index| Some((*index, self.get(*index)?)))
     }
@@ -280,6 +305,7 @@ impl SegmentTable {
         for (slot, segment) in new.slots.iter().enumerate() {
             let (Some(index), Some(segment)) = (SegmentIndex::new(slot), segment) else { continue };
             new.mounted.push(index);
+            new.cumulative_sizes.push(new.total_size().saturating_add(segment.descriptor.size));
             new.by_id.insert(segment.descriptor.id, index);
             new.by_name.entry(Arc::clone(&segment.descriptor.name)).or_default().push(index);
             new.newest_mount_ms = new.newest_mount_ms.max(segment.mounted_at_ms);

@@ -114,6 +114,12 @@ impl TenantTable {
         self.list.load().get(index.get()).is_some_and(|tenant| tenant.charge(bytes, self.enabled))
     }
 
+    /// Whether a tenant without any object could be charged these bytes.
+    pub(crate) fn has_quota_for(&self, index: TenantIndex, bytes: u64) -> bool {
+        let list = self.list.load();
+        list.get(index.get()).is_some_and(|tenant| !self.enabled || bytes <= tenant.effective.load(Relaxed))
+    }
+
     /// Charges bytes without checking the quota.
     pub(crate) fn count(&self, index: TenantIndex, bytes: u64) {
         if let Some(tenant) = self.list.load().get(index.get()) {

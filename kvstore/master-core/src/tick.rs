@@ -29,6 +29,7 @@ impl MasterCore {
         self.objects.retention.refresh(now_ms, || self.objects.key_count());
         self.objects.retention.emit_when_due(now_ms, fx);
         self.objects.evict_above_watermark(now_ms, fx);
+        self.objects.refresh_filling_segments();
     }
 
     /// Checks 1/32 of the shards per call: with a tick every 10 ms, each shard about three times per second.

@@ -5,6 +5,7 @@ mod disks;
 mod eviction;
 mod groups;
 mod harness;
+mod joining;
 mod model;
 mod model_comparison;
 mod nodes;

@@ -89,9 +89,21 @@ fn a_full_quota_evicts_the_tenants_own_objects() {
     for number in 0..20 {
         let _ = world.master.exist(world.now, "a", &format!("key{number}"));
     }
+    // The remaining objects are leased, and were not evicted for the large one.
+    assert_eq!(put(&mut world, "a", "one", MIB / 2), Err(ErrorCode::TENANT_QUOTA_EXCEEDED));
+    world.now += MasterCoreOptions::default().lease_ttl_ms;
     put(&mut world, "a", "one", MIB / 2).unwrap();
     assert!(world.master.exist(world.now, "a", "one"));
     assert_eq!(put(&mut world, "a", "more", MIB), Err(ErrorCode::TENANT_QUOTA_EXCEEDED));
+}
+
+#[test]
+fn nothing_is_evicted_for_an_object_larger_than_the_quota() {
+    let mut world = world();
+    world.master.set_quota("a", MIB, &mut world.changes).unwrap();
+    put(&mut world, "a", "small", MIB / 2).unwrap();
+    assert_eq!(put(&mut world, "a", "large", MIB + 1), Err(ErrorCode::TENANT_QUOTA_EXCEEDED));
+    assert!(world.master.exist(world.now, "a", "small"));
 }
 
 #[test]
