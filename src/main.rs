@@ -47,6 +47,9 @@ enum MoongateSubcommand {
     Kubectl(Box<kubectl::KubectlArgs>),
     /// Serve the metadata of a Mooncake store, in place of Mooncake's own master.
     Master(master::MasterArgs),
+    /// Release the lease of a leading master that has died. Started by the master itself.
+    #[command(hide = true)]
+    MasterExitWatcher(master::MasterArgs),
     /// Run a storage node of a Mooncake store, in place of Mooncake's own store service.
     Store(store::StoreNodeArgs),
     /// Put, get and list objects of a store, and measure its throughput.
@@ -99,7 +102,14 @@ fn main() -> ExitCode {
         MoongateSubcommand::Master(command) => match command.options() {
             Ok(options) => {
                 let logs = options.logs.clone();
-                run(&logs, |supervisor| master::run(options, supervisor))
+                run(&logs, |supervisor| master::run(options, command, supervisor))
+            }
+            Err(code) => code,
+        },
+        MoongateSubcommand::MasterExitWatcher(command) => match command.options() {
+            Ok(options) => {
+                let logs = options.logs.clone();
+                run_on(Builder::new_current_thread(), &logs, |_| master::watch_exit(options))
             }
             Err(code) => code,
         },

@@ -1,10 +1,13 @@
 //! `moongate master`
 
 use std::ffi::OsString;
-use std::process::ExitCode;
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, ExitCode, Stdio};
 
 use clap::Args;
 use moongate_master::flags::{self, MasterInvocation, MasterOptions};
+use moongate_master::ha::{LeaseReporter, wait_for_exit};
 use moongate_runtime::{Supervisor, terminated};
 
 use crate::output::{print, print_error};
@@ -21,8 +24,8 @@ pub(crate) struct MasterArgs {
 
 impl MasterArgs {
     /// The options to serve with, or the exit code if the command ends at once, such as after `--help`.
-    pub(crate) fn options(self) -> Result<MasterOptions, ExitCode> {
-        match flags::read(self.flags, |name| std::env::var(name).ok()) {
+    pub(crate) fn options(&self) -> Result<MasterOptions, ExitCode> {
+        match flags::read(self.flags.iter().cloned(), |name| std::env::var(name).ok()) {
             Ok(MasterInvocation::Serve(options)) => Ok(*options),
             Ok(MasterInvocation::PrintText(text)) => {
                 Err(print(text.trim_end()).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS))
@@ -33,13 +36,40 @@ impl MasterArgs {
             }
         }
     }
+
+    /// Starts the process that releases this master's lease if it dies.
+    fn start_exit_watcher(&self) -> io::Result<LeaseReporter> {
+        let mut watcher = Command::new(std::env::current_exe()?);
+        watcher.arg("master-exit-watcher").args(&self.flags).stdin(Stdio::piped()).stdout(Stdio::null());
+        // Signals for the group of this process, such as Ctrl-C, must not end the watcher first.
+        let pipe = watcher.process_group(0).spawn()?.stdin.take();
+        Ok(pipe.map(LeaseReporter::new).unwrap_or_default())
+    }
+}
+
+/// Waits until the master that started this process has ended, and releases the lease that it held.
+pub(crate) async fn watch_exit(options: MasterOptions) -> anyhow::Result<ExitCode> {
+    if let Some(held) = wait_for_exit(io::stdin().lock())?
+        && let Some(ha) = options.ha
+    {
+        moongate_master::release_lease_after_exit(ha, held).await?;
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Serves until SIGTERM or Ctrl-C, then completes calls in progress.
-pub(crate) async fn run(options: MasterOptions, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(
+    options: MasterOptions,
+    arguments: MasterArgs,
+    supervisor: Supervisor,
+) -> anyhow::Result<ExitCode> {
     let grace = options.shutdown_grace;
     if let Some(ha) = options.ha.clone() {
-        let _master = moongate_master::start_ha(ha, options, &supervisor).await?;
+        let lease_reporter = arguments.start_exit_watcher().unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot start the exit watcher: if this master dies, its lease has to expire");
+            LeaseReporter::default()
+        });
+        let _master = moongate_master::start_ha(ha, options, lease_reporter, &supervisor).await?;
         terminated().await;
         if let Err(still) = supervisor.shutdown(grace).await {
             tracing::warn!("{still}");

@@ -1,6 +1,6 @@
 //! Masters, and where they settle who leads.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use moongate_testkit::free_port;
@@ -31,9 +31,20 @@ struct EtcdNode {
 struct HaClusterSetup {
     /// Whether masters keep their states on disks.
     on_disks: bool,
+    /// Whether these masters write a snapshot every second.
+    frequent_snapshots: bool,
     certificates: Option<HaCertificates>,
     /// A Kubernetes Lease for the election, instead of etcd.
     lease: Option<LeaseElection>,
+}
+
+/// A master's state on disk.
+#[derive(Debug)]
+pub(crate) struct StateFolder {
+    /// Each copy of a leader's whole state gets another name.
+    pub(crate) name: String,
+    /// Name of the oldest file of the log, in the order of their records.
+    pub(crate) oldest_record: String,
 }
 
 /// Three masters, and three nodes of etcd or a Lease. Killed when dropped.
@@ -57,6 +68,11 @@ impl HaCluster {
 
     pub(crate) async fn start_on_disks(network: HaNetwork) -> Self {
         Self::start_with(network, HaClusterSetup { on_disks: true, ..HaClusterSetup::default() }).await
+    }
+
+    pub(crate) async fn start_with_frequent_snapshots(network: HaNetwork) -> Self {
+        let setup = HaClusterSetup { on_disks: true, frequent_snapshots: true, ..HaClusterSetup::default() };
+        Self::start_with(network, setup).await
     }
 
     /// With TLS between masters, and between them and etcd.
@@ -160,12 +176,31 @@ impl HaCluster {
         }
         command.args(words).stdout(log.try_clone().unwrap()).stderr(log).kill_on_drop(true);
         if self.setup.on_disks {
-            let state = self.folder.path().join(format!("state-{master}"));
-            command.arg(format!("--data_dir={}", state.display()));
+            command.arg(format!("--data_dir={}", self.data_folder(master).display()));
+            if self.setup.frequent_snapshots {
+                command.arg("--snapshot_interval_seconds=1");
+            }
             command.args(["--enable_http_metadata_server", "--http_metadata_server_host=127.0.0.1"]);
             command.arg(format!("--http_metadata_server_port={}", self.metadata[master]));
         }
         self.masters[master] = Some(command.spawn().unwrap());
+    }
+
+    fn data_folder(&self, master: usize) -> PathBuf {
+        self.folder.path().join(format!("state-{master}"))
+    }
+
+    /// The present state of a master on disk.
+    pub(crate) fn state(&self, master: usize) -> StateFolder {
+        let names = |folder: &Path| {
+            let entries = std::fs::read_dir(folder).unwrap().flatten();
+            entries.map(|entry| entry.file_name().into_string().unwrap()).collect::<Vec<_>>()
+        };
+        let folder = self.data_folder(master);
+        let name = names(&folder).into_iter().filter(|name| name.starts_with("state-")).max().unwrap();
+        let logs = names(&folder.join(&name)).into_iter();
+        let oldest_record = logs.filter(|file| file.ends_with(".log")).min().unwrap();
+        StateFolder { name, oldest_record }
     }
 
     pub(crate) async fn kill(&mut self, master: usize) {

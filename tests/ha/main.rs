@@ -9,7 +9,9 @@ mod harness {
 }
 mod lease;
 mod network;
+mod oplog;
 mod probe;
+mod recovery;
 mod store_node;
 mod writer;
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use mooncake_wire::types::{DataType, ReplicateConfig, SoftPin as WireSoftPin, SoftPinAction};
 use moongate_master_client::rpc::{self, StoreCredentials};
+use moongate_runtime::BackoffPolicy;
 use moongate_transfer::{MetadataSource, TransferLimits, TransferProtocol};
 
 use crate::locality::Locality;
@@ -51,11 +52,18 @@ pub struct KvClientOptions {
 /// How long a thread busy-polls for a response when it has no other work. A master or node in the same data centre responds
 /// within this time, and a wakeup takes as long again.
 const BUSY_POLL: Duration = Duration::from_micros(100);
+/// Pauses between attempts to reach the master: short, so that a new leader or a restarted master is found soon. Only calls cause attempts.
+const MASTER_RETRY: BackoffPolicy =
+    BackoffPolicy { initial: Duration::from_millis(50), max: Duration::from_millis(250) };
 
 impl Default for KvClientOptions {
     fn default() -> Self {
         Self {
-            master: rpc::MasterClientOptions { busy_poll: BUSY_POLL, ..rpc::MasterClientOptions::default() },
+            master: rpc::MasterClientOptions {
+                busy_poll: BUSY_POLL,
+                retry: MASTER_RETRY,
+                ..rpc::MasterClientOptions::default()
+            },
             tenant: mooncake_wire::types::DEFAULT_TENANT.to_owned(),
             metadata: MetadataSource::default(),
             locality: Locality::default(),

@@ -50,7 +50,9 @@ pub use aux_services::{
     MetadataLocation, MetadataServiceOptions,
 };
 pub use clock::MonotonicUnixClock;
-pub use command::{HaStartError, MasterStartError, RunningHaMaster, RunningMaster, start, start_ha};
+pub use command::{
+    HaStartError, MasterStartError, RunningHaMaster, RunningMaster, release_lease_after_exit, start, start_ha,
+};
 pub use counters::{CallCounts, CallOutcome, LATENCY_BUCKETS, MIN_LATENCY_BOUND, RpcCounters, latency_bound};
 pub use epochs::{EpochHistory, LeaderEpoch, LogPosition};
 pub use persistence::PersistenceError;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mooncake_wire::types::ClientStatus;
 use moongate_master_client::rpc::{self, MasterClient};
-use moongate_runtime::{DedicatedThread, Supervisor};
+use moongate_runtime::{BackoffPolicy, DedicatedThread, Supervisor};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -14,6 +14,8 @@ use crate::membership::NodeMembership;
 
 /// Heartbeat period. By default, a master expires a node after ten seconds without a heartbeat.
 const PERIOD: Duration = Duration::from_secs(1);
+/// Pause before a heartbeat is repeated after a failure: objects in a node may be readable only after its next heartbeat.
+const RETRY: Duration = Duration::from_millis(250);
 /// Time limit of one heartbeat.
 const TIME_LIMIT: Duration = Duration::from_secs(3);
 
@@ -56,6 +58,7 @@ pub(crate) fn start(
         let options = rpc::MasterClientOptions {
             connections: 1,
             timeout: TIME_LIMIT,
+            retry: BackoffPolicy { initial: RETRY / 5, max: RETRY },
             ..rpc::MasterClientOptions::default()
         };
         let (address, authentication) =
@@ -88,6 +91,7 @@ async fn run(membership: &NodeMembership, state: &HeartbeatState) {
             }
             Err(error) => {
                 state.failed.fetch_add(1, Ordering::Relaxed);
+                ticks.reset_after(RETRY);
                 if state.set_healthy(false) {
                     tracing::warn!(%error, "the master does not answer heartbeats; retrying");
                 }

@@ -1,6 +1,7 @@
 //! `moongate master --data_dir` is killed repeatedly under load: every acknowledged object exists afterwards, at the same location.
 
 mod rebuild;
+mod recovery;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -16,8 +16,8 @@ use crate::durable::DataDirOptions;
 use crate::flags::{HaBackend, HaFlags, MasterOptions};
 use crate::ha::{
     CoordinationError, ElectionTimings, EtcdCoordinator, HaCoordinator, HaNode, HaNodeContext, HaNodeStatus,
-    HaOptions, HaTlsError, LeadershipOptions, LeaseCoordinator, MemberFolder, MemberFolderError,
-    MemberFolderOptions, PodLabeler, RestoredFolder, kubernetes_config,
+    HaOptions, HaTlsError, LeaderTerm, LeadershipOptions, LeaseCoordinator, LeaseReporter, MemberFolder,
+    MemberFolderError, MemberFolderOptions, PodLabeler, RestoredFolder, kubernetes_config, release_lease,
 };
 use crate::state::MasterState;
 
@@ -58,11 +58,14 @@ impl RunningHaMaster {
 /// Elections and replication have their own thread: threads that serve clients block on followers, so nothing that followers depend on
 /// may run there. Call this inside a multi-threaded tokio runtime.
 ///
+/// The lease is reported to `lease_reporter`, so that [`release_lease_after_exit`] in another process can release it.
+///
 /// # Errors
 /// [`HaStartError`].
 pub async fn start_ha(
     flags: HaFlags,
     options: MasterOptions,
+    lease_reporter: LeaseReporter,
     supervisor: &Supervisor,
 ) -> Result<RunningHaMaster, HaStartError> {
     let MasterOptions {
@@ -134,6 +137,7 @@ pub async fn start_ha(
         coordinator,
         status: Arc::clone(&status),
         supervisor: supervisor.clone(),
+        lease_reporter,
         blocking_runtime: Handle::current(),
     };
     let node = HaNode::new(options, disk, context);
@@ -148,6 +152,38 @@ pub async fn start_ha(
         let _ = ended_receiver.await;
     });
     Ok(RunningHaMaster { status })
+}
+
+/// Releases the lease that a master with these flags held when its process died.
+///
+/// # Errors
+/// The coordinator cannot be used.
+pub async fn release_lease_after_exit(flags: HaFlags, held: LeaderTerm) -> Result<(), HaStartError> {
+    let timings = ElectionTimings { lease: flags.lease };
+    let coordinator = coordinator_without_pod(flags.backend, timings).await?;
+    match release_lease(&*coordinator, held, timings.lease).await {
+        true => tracing::warn!(term = held.term, "the leader's process died; its lease was released"),
+        false => tracing::warn!(
+            term = held.term,
+            "the leader's process died, and its lease was not released in time"
+        ),
+    }
+    Ok(())
+}
+
+async fn coordinator_without_pod(
+    backend: HaBackend,
+    timings: ElectionTimings,
+) -> Result<Box<dyn HaCoordinator>, CoordinationError> {
+    Ok(match backend {
+        HaBackend::Etcd { endpoints, cluster, tls } => {
+            let limit = timings.response_timeout() / 2;
+            Box::new(EtcdCoordinator::new(&endpoints, &cluster, tls.as_ref(), limit)?)
+        }
+        HaBackend::Kubernetes { lease, .. } => {
+            Box::new(LeaseCoordinator::new(kubernetes_config().await?, &lease, timings.lease)?)
+        }
+    })
 }
 
 /// Creates the coordinator. Its connections belong to `runtime`.

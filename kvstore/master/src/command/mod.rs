@@ -10,7 +10,7 @@ use crate::aux_services::{
 };
 use crate::flags::{KvEventFlags, MetadataFlags};
 
-pub use ha_master::{HaStartError, RunningHaMaster, start_ha};
+pub use ha_master::{HaStartError, RunningHaMaster, release_lease_after_exit, start_ha};
 pub use standalone::{MasterStartError, RunningMaster, start};
 
 /// Default queue length for KV events: some 200 MB.

@@ -10,6 +10,8 @@
 //! - A leader stops replying two thirds of its lease after it sent the last confirmed renewal ([`LeaseFence`]), so it has stopped
 //!   before the coordinator elects another.
 //!
+//! A leader that dies has stopped replying, too: its [exit watcher](wait_for_exit) releases the lease at once.
+//!
 //! With a [`MemberFolder`], acknowledged means written to its log, and a restarted master is the same member. A follower resumes its log
 //! if the leader's history contains its last record ([`crate::EpochHistory`]); otherwise it receives the leader's full state.
 //!
@@ -18,6 +20,7 @@
 mod coordinator;
 mod elector;
 mod etcd;
+mod exit_watcher;
 mod fence;
 pub mod follower;
 pub mod frame;
@@ -45,6 +48,7 @@ pub use elector::{ElectionAction, ElectionResponse, ElectionTimings, ElectorOutp
 pub use etcd::EtcdCoordinator;
 #[doc(hidden)]
 pub use etcd::read_view;
+pub use exit_watcher::{LeaseReporter, release_lease, wait_for_exit};
 pub use fence::{LeaseFence, now};
 pub use follower::ReplicationFollower;
 pub use in_sync::InSyncTracker;

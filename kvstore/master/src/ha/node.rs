@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::coordinator::{CoordinationError, HaCoordinator, LeaderTerm};
 use super::elector::{ElectionAction, ElectionResponse, ElectionTimings, ElectorOutput, LeaderElector};
+use super::exit_watcher::LeaseReporter;
 use super::fence::{LeaseFence, now};
 use super::leadership::{
     ActiveLeadership, FailedLeadership, InSyncUpdater, LeadershipContext, LeadershipOptions,
@@ -89,6 +90,7 @@ pub struct HaNodeContext {
     pub status: Arc<HaNodeStatus>,
     /// Its tasks belong to it.
     pub supervisor: Supervisor,
+    pub lease_reporter: LeaseReporter,
     /// Runtime of its ticker, which may block on followers.
     pub blocking_runtime: Handle,
 }
@@ -104,6 +106,7 @@ pub struct HaNode {
     status: Arc<HaNodeStatus>,
     supervisor: Supervisor,
     stop: CancellationToken,
+    lease_reporter: LeaseReporter,
     /// Runtime on which tasks may block.
     blocking_runtime: Handle,
     follow_task: Option<FollowTask>,
@@ -126,7 +129,7 @@ impl HaNode {
         disk: Option<(MemberFolder, MasterState)>,
         context: HaNodeContext,
     ) -> Self {
-        let HaNodeContext { coordinator, status, supervisor, blocking_runtime } = context;
+        let HaNodeContext { coordinator, status, supervisor, lease_reporter, blocking_runtime } = context;
         let settings = options.leadership.server.core.clone();
         let (member, replica) = match disk {
             Some((disk, state)) => {
@@ -151,6 +154,7 @@ impl HaNode {
             status,
             stop: supervisor.token(),
             supervisor,
+            lease_reporter,
             blocking_runtime,
             follow_task: None,
             standby_services: None,
@@ -200,6 +204,7 @@ impl HaNode {
     /// Serves clients as the leader until the lease ends.
     async fn lead(&mut self, leader_term: LeaderTerm) {
         let started = now();
+        self.lease_reporter.report(Some(leader_term));
         self.close_standby().await;
         let (state, durable) = self.replica.lock().take_state();
         let prepared = self.options.leadership.prepare(state, durable, &self.fence);
@@ -294,6 +299,7 @@ impl HaNode {
         if let ElectorOutput::Act(action @ ElectionAction::Resign(_)) = self.elector.poll(now()) {
             self.execute_action(action).await;
         }
+        self.lease_reporter.report(None);
     }
 
     async fn execute_action(&mut self, action: ElectionAction) {
