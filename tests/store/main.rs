@@ -38,6 +38,7 @@ mod matrix;
 mod mooncake_events;
 mod node_process;
 mod nodes;
+mod quotas;
 mod return_hints;
 mod soak;
 mod upgrade;

@@ -1,10 +1,10 @@
 """Mooncake's own client as a store node. Reads one command per line from stdin.
 
 store.py MASTER METADATA MEBIBYTES
-put KEY SIZE | fill COPIES SIZE KEY... | get KEY | remove KEY | close
+put KEY SIZE | upsert KEY SIZE | fill COPIES SIZE KEY... | get KEY | remove KEY | close
 exist KEY... | read KEY... | force KEY | clear EXPRESSION | empty
 Environment: BUFFER_MEBIBYTES is the size of the client's buffer (default 16), which limits the size of a get. STORE_HOST is
-its address (default 127.0.0.1), STORE_PROTOCOL its protocol (default tcp), DISK a folder for offloaded objects.
+its address (default 127.0.0.1), STORE_PROTOCOL its protocol (default tcp), DISK a folder for offloaded objects, TENANT its tenant.
 fill puts many objects, with one replica preferably in this node's memory. The content of an object is its repeated key; read
 returns how many objects have this content. clear and empty remove many objects, and return their number.
 Responses start with "> ", because the client also logs to stdout.
@@ -24,7 +24,8 @@ master, metadata, mebibytes = sys.argv[1:]
 store = MooncakeDistributedStore()
 buffer = int(os.environ.get("BUFFER_MEBIBYTES", "16")) << 20
 host, protocol = os.environ.get("STORE_HOST", "127.0.0.1"), os.environ.get("STORE_PROTOCOL", "tcp")
-if "DISK" in os.environ:
+if "DISK" in os.environ or "TENANT" in os.environ:
+    disk = {"enable_ssd_offload": "true", "ssd_offload_path": os.environ["DISK"]} if "DISK" in os.environ else {}
     result = store.setup(
         {
             "local_hostname": host,
@@ -34,8 +35,8 @@ if "DISK" in os.environ:
             "protocol": protocol,
             "rdma_devices": "",
             "master_server_addr": master,
-            "enable_ssd_offload": "true",
-            "ssd_offload_path": os.environ["DISK"],
+            "tenant_id": os.environ.get("TENANT", "default"),
+            **disk,
         }
     )
 else:
@@ -55,6 +56,8 @@ for line in sys.stdin:
     command, *words = line.split()
     if command == "put":
         say(store.put(words[0], content(words[0], int(words[1]))))
+    elif command == "upsert":
+        say(store.upsert(words[0], content(words[0], int(words[1]))))
     elif command == "fill":
         copies, size, *keys = words
         own.replica_num = int(copies)

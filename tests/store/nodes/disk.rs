@@ -5,12 +5,14 @@ use std::path::Path;
 
 use moongate_runtime::Supervisor;
 use moongate_store_client::{KvClient, KvError, PutOptions};
-use moongate_store_testkit::mooncake::{NEWEST_WITHOUT_CUDA, RealNode};
+use moongate_store_testkit::mooncake::{NEWEST, NEWEST_WITHOUT_CUDA, RealNode};
+use tokio::process::Command;
 
 use super::masters::{MasterImplementation, StoreMasterFixture};
 use super::node::InProcessNode;
 use super::older_releases::client;
 use crate::harness::polling::poll_until;
+use crate::harness::process::MoongateProcess;
 
 const SIZE: usize = 1 << 20;
 const MEMORY: usize = 32;
@@ -156,6 +158,72 @@ async fn the_disk_outlives_memory_with_their_master() {
 #[tokio::test]
 async fn the_disk_outlives_memory_with_our_master() {
     survives_memory_loss(MasterImplementation::Moongate).await;
+}
+
+/// Puts more than memory holds. Returns the keys that are only on the disk then.
+async fn overflow_to_disk(client: &KvClient) -> Vec<String> {
+    fill(client).await;
+    poll_until("some are only on the disk", async || only_on_disk(client).await.len() >= OBJECTS - MEMORY)
+        .await;
+    only_on_disk(client).await
+}
+
+/// At least 95 % of what was only on the disk of a killed node can be read after its restart.
+async fn hits_after_restart(client: &KvClient, on_disk: &[String]) {
+    poll_until("the disk is read again", async || {
+        let mut hits = 0;
+        for key in on_disk {
+            hits += usize::from(client.get(key).await.is_ok_and(|got| got == content(key)));
+        }
+        hits * 100 >= on_disk.len() * 95
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn disk_of_a_killed_client_of_theirs_is_hit_again() {
+    for (release, backend) in
+        [(NEWEST_WITHOUT_CUDA, "file_per_key_storage_backend"), (NEWEST, "bucket_storage_backend")]
+    {
+        let (supervisor, folder) = (Supervisor::new(), tempfile::tempdir().unwrap());
+        let store = StoreMasterFixture::with_disks(MasterImplementation::Moongate).await;
+        let disk = [
+            ("DISK", folder.path().to_str().unwrap()),
+            ("MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS", "1"),
+            ("MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR", backend),
+            // Only complete buckets are written.
+            ("MOONCAKE_OFFLOAD_BUCKET_KEYS_LIMIT", "2"),
+        ];
+        let start = async || RealNode::start_with(release, &store.rpc, &store.metadata, 32, &disk).await;
+        let mut node = start().await;
+        let ours = client(&store, &supervisor);
+        let on_disk = overflow_to_disk(&ours).await;
+        node.kill().await;
+        let _node = start().await;
+        hits_after_restart(&ours, &on_disk).await;
+    }
+}
+
+#[tokio::test]
+async fn disk_of_a_killed_node_of_ours_is_hit_again() {
+    let (supervisor, folder) = (Supervisor::new(), tempfile::tempdir().unwrap());
+    let store = StoreMasterFixture::with_disks(MasterImplementation::Moongate).await;
+    let start = async || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_moongate"));
+        command.args(["store", "--port=0", "--memory=process"]).args(flags(folder.path())).env_clear();
+        command.env("MOONCAKE_MASTER", &store.rpc).env("MOONCAKE_LOCAL_HOSTNAME", "127.0.0.1");
+        command.env("MOONCAKE_TE_META_DATA_SERVER", &store.metadata);
+        let mut node = MoongateProcess::spawn(&mut command);
+        node.wait_for_line("store node ready").await;
+        node
+    };
+    let node = start().await;
+    let ours = client(&store, &supervisor);
+    let on_disk = overflow_to_disk(&ours).await;
+    node.signal("KILL").await;
+    node.wait().await;
+    let _node = start().await;
+    hits_after_restart(&ours, &on_disk).await;
 }
 
 #[tokio::test]
