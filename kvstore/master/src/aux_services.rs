@@ -16,7 +16,8 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use crate::events::{
-    EventNumberAllocator, KvEventBindError, KvEventPublisher, KvEventPublisherOptions, KvEventQueue,
+    EventNumberAllocator, KvEventBindError, KvEventLabels, KvEventPublisher, KvEventPublisherOptions,
+    KvEventQueue,
 };
 use crate::http::{AdminContext, admin_router};
 use crate::journal::Journal;
@@ -76,6 +77,8 @@ pub struct KvEventServiceOptions {
     pub replay: Option<String>,
     /// Name of this store in its events.
     pub backend: String,
+    /// What is stated in all events.
+    pub labels: KvEventLabels,
     /// Maximum number of events that wait to be published.
     pub queue: usize,
 }
@@ -253,6 +256,7 @@ async fn publish(
         bind: service.bind.parse()?,
         replay: service.replay.as_deref().map(str::parse).transpose()?,
         backend: service.backend,
+        labels: service.labels,
         replay_bytes: REPLAY_BYTES,
     };
     let events = KvEventPublisher::start(queue, options, numbers, supervisor).await?;

@@ -26,6 +26,8 @@ pub struct CallOutcome {
     pub failed_items: u64,
     /// Whether the call failed as a whole.
     pub failed: bool,
+    /// Number of objects that failed because they existed already.
+    pub already_exists: u64,
 }
 
 /// A reply from which the outcome of its call is derived.
@@ -35,7 +37,8 @@ pub(crate) trait ReplyOutcome {
 
 impl<T> ReplyOutcome for Result<T, ErrorCode> {
     fn outcome(&self) -> CallOutcome {
-        CallOutcome { failed: self.is_err(), ..CallOutcome::default() }
+        let already_exists = u64::from(exists_already(self));
+        CallOutcome { failed: self.is_err(), already_exists, ..CallOutcome::default() }
     }
 }
 
@@ -44,8 +47,13 @@ impl<T> ReplyOutcome for Vec<Result<T, ErrorCode>> {
     fn outcome(&self) -> CallOutcome {
         let failed_items = self.iter().filter(|result| result.is_err()).count() as u64;
         let items = self.len() as u64;
-        CallOutcome { items, failed_items, failed: items > 0 && failed_items == items }
+        let already_exists = self.iter().filter(|result| exists_already(result)).count() as u64;
+        CallOutcome { items, failed_items, failed: items > 0 && failed_items == items, already_exists }
     }
+}
+
+fn exists_already<T>(result: &Result<T, ErrorCode>) -> bool {
+    matches!(result, Err(code) if *code == ErrorCode::OBJECT_ALREADY_EXISTS)
 }
 
 impl ReplyOutcome for i64 {
@@ -61,6 +69,7 @@ struct AtomicCallCounts {
     items: AtomicU64,
     failed_items: AtomicU64,
     partial_successes: AtomicU64,
+    already_exists: AtomicU64,
     nanoseconds: AtomicU64,
     latency: [AtomicU64; LATENCY_BUCKETS],
 }
@@ -76,6 +85,8 @@ pub struct CallCounts {
     pub failed_items: u64,
     /// Batches in which some objects failed, but not all.
     pub partial_successes: u64,
+    /// Objects that failed because they existed already.
+    pub already_exists: u64,
     /// Total duration of the calls in nanoseconds, without the network.
     pub nanoseconds: u64,
     /// Calls by duration; see [`latency_bound`].
@@ -123,6 +134,9 @@ impl RpcCounters {
         }
         if outcome.failed {
             cell.failures.fetch_add(1, Relaxed);
+        }
+        if outcome.already_exists > 0 {
+            cell.already_exists.fetch_add(outcome.already_exists, Relaxed);
         }
         if outcome.items > 0 {
             cell.items.fetch_add(outcome.items, Relaxed);
@@ -186,6 +200,7 @@ impl RpcCounters {
             sum.items += cell.items.load(Relaxed);
             sum.failed_items += cell.failed_items.load(Relaxed);
             sum.partial_successes += cell.partial_successes.load(Relaxed);
+            sum.already_exists += cell.already_exists.load(Relaxed);
             sum.nanoseconds += cell.nanoseconds.load(Relaxed);
             for (sum, bucket) in sum.latency.iter_mut().zip(&cell.latency) {
                 *sum += bucket.load(Relaxed);
@@ -204,11 +219,13 @@ mod tests {
         let counters = RpcCounters::new(2);
         let batch: Vec<Result<(), _>> = vec![Ok(()), Err(ErrorCode::OBJECT_NOT_FOUND), Ok(())];
         counters.add(0, RpcMethod::BatchPutEnd, batch.outcome(), Duration::from_nanos(100));
-        let none: Vec<Result<(), _>> = vec![Err(ErrorCode::OBJECT_NOT_FOUND); 2];
+        let none: Vec<Result<(), _>> =
+            vec![Err(ErrorCode::OBJECT_NOT_FOUND), Err(ErrorCode::OBJECT_ALREADY_EXISTS)];
         counters.add(1, RpcMethod::BatchPutEnd, none.outcome(), Duration::from_micros(1));
         let counts = counters.call_counts(RpcMethod::BatchPutEnd);
         assert_eq!((counts.requests, counts.failures, counts.partial_successes), (2, 1, 1));
         assert_eq!((counts.items, counts.failed_items, counts.nanoseconds), (5, 3, 1100));
+        assert_eq!(counts.already_exists, 1);
         assert_eq!((counts.latency[0], counts.latency[2]), (1, 1));
         assert_eq!(counters.call_counts(RpcMethod::PutEnd), CallCounts::default());
     }

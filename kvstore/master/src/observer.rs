@@ -57,12 +57,21 @@ pub struct FactObserver {
     segments: Mutex<HashMap<Uuid, SegmentOwner>>,
     events: Option<Arc<KvEventQueue>>,
     expired: Option<mpsc::Sender<Arc<str>>>,
+    silent_clients: AtomicU64,
+    expired_clients: AtomicU64,
 }
 
 impl FactObserver {
     /// An observer that queues KV events in `events`.
     pub fn new(events: Option<Arc<KvEventQueue>>) -> Self {
-        Self { sizes: ValueSizeHistogram::default(), segments: Mutex::default(), events, expired: None }
+        Self {
+            sizes: ValueSizeHistogram::default(),
+            segments: Mutex::default(),
+            events,
+            expired: None,
+            silent_clients: AtomicU64::new(0),
+            expired_clients: AtomicU64::new(0),
+        }
     }
 
     /// Returns a channel that receives the names of segments whose client has expired.
@@ -70,6 +79,11 @@ impl FactObserver {
         let (sender, receiver) = mpsc::channel(EXPIRED_CAPACITY);
         self.expired = Some(sender);
         receiver
+    }
+
+    /// How often a client became silent, and how many were removed because of their silence.
+    pub(crate) fn client_transitions(&self) -> (u64, u64) {
+        (self.silent_clients.load(Relaxed), self.expired_clients.load(Relaxed))
     }
 
     /// Loads the segments that were mounted before this observer started.
@@ -107,11 +121,12 @@ impl FactObserver {
             }
             StateChange::SegmentUnmounted { segment, cause } => self.unmounted(*segment, *cause),
             StateChange::ClientSilent { client, .. } => {
+                self.silent_clients.fetch_add(1, Relaxed);
                 self.publish_client_segments(*client, SegmentChange::Silent);
             }
+            StateChange::ClientExpired { .. } => _ = self.expired_clients.fetch_add(1, Relaxed),
             StateChange::SegmentStatus { .. }
             | StateChange::ClientRecovered { .. }
-            | StateChange::ClientExpired { .. }
             | StateChange::DiskMounted { .. }
             | StateChange::DiskUnmounted { .. }
             | StateChange::ObjectStarted(_)

@@ -70,6 +70,7 @@ pub async fn start_http_master_with(
         bind: "tcp://127.0.0.1:*".to_owned(),
         replay: None,
         backend: String::new(),
+        labels: moongate_master::events::KvEventLabels::default(),
         queue: 100,
     };
     let mut services = AuxServices::new(AuxServicesOptions {

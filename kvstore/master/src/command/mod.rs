@@ -39,6 +39,7 @@ fn service_options(
             bind: flags.bind,
             replay: flags.replay,
             backend: flags.backend_id,
+            labels: flags.labels,
             queue,
         })
     });

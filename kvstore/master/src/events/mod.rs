@@ -17,5 +17,5 @@ mod replay_buffer;
 mod tests;
 
 pub use number_allocator::EventNumberAllocator;
-pub use publish::{KvEventBindError, KvEventPublisher, KvEventPublisherOptions};
+pub use publish::{KvEventBindError, KvEventLabels, KvEventPublisher, KvEventPublisherOptions};
 pub use queue::KvEventQueue;

@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use mooncake_wire::admin::KvEventsStatus;
 use mooncake_wire::events::mooncake::{
-    DEFAULT_TENANT, StoreEvent, StoreEventKind, StoreEventObject, encode_batch,
+    DEFAULT_TENANT, StoreEvent, StoreEventKind, StoreEventLabels, StoreEventObject, encode_labelled_batch,
 };
 use moongate_runtime::Supervisor;
 use moongate_zmtp::{
@@ -24,6 +24,28 @@ const BATCH: usize = 64;
 /// Maximum messages queued for a slow subscriber, as in Mooncake's master.
 const HIGH_WATER_MARK: usize = 10_000;
 
+/// What is stated in all events: `--kv_events_model_name` and so on. `None` is published as nil.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KvEventLabels {
+    pub model: Option<String>,
+    pub block_size: Option<u64>,
+    pub salt: Option<String>,
+    pub lora: Option<String>,
+    pub dp_rank: Option<u64>,
+}
+
+impl KvEventLabels {
+    fn as_encoded(&self) -> StoreEventLabels<'_> {
+        StoreEventLabels {
+            model: self.model.as_deref(),
+            block_size: self.block_size,
+            salt: self.salt.as_deref(),
+            lora: self.lora.as_deref(),
+            dp_rank: self.dp_rank,
+        }
+    }
+}
+
 /// Settings of the KV event publisher.
 #[derive(Clone, Debug)]
 pub struct KvEventPublisherOptions {
@@ -33,6 +55,7 @@ pub struct KvEventPublisherOptions {
     pub replay: Option<ZmtpEndpoint>,
     /// Name of this store in its events: `--kv_events_backend_id`.
     pub backend: String,
+    pub labels: KvEventLabels,
     /// Size of the replay buffer in bytes.
     pub replay_bytes: usize,
 }
@@ -50,6 +73,7 @@ pub struct KvEventBindError {
 pub struct KvEventPublisher {
     queue: Arc<KvEventQueue>,
     backend: String,
+    labels: KvEventLabels,
     publisher: ZmtpPublisher,
     replay_buffer: EventReplayBuffer,
     numbers: EventNumberAllocator,
@@ -71,7 +95,7 @@ impl KvEventPublisher {
         numbers: EventNumberAllocator,
         supervisor: &Supervisor,
     ) -> Result<Arc<Self>, KvEventBindError> {
-        let KvEventPublisherOptions { bind, replay, backend, replay_bytes } = options;
+        let KvEventPublisherOptions { bind, replay, backend, labels, replay_bytes } = options;
         let bind_error = |endpoint: &ZmtpEndpoint| {
             let endpoint = endpoint.clone();
             move |source| KvEventBindError { endpoint, source }
@@ -87,6 +111,7 @@ impl KvEventPublisher {
         let events = Arc::new(Self {
             queue,
             backend,
+            labels,
             publisher,
             replay_buffer: EventReplayBuffer::new(if replay.is_some() { replay_bytes } else { 0 }),
             sequence: AtomicU64::new(numbers.starts_after()),
@@ -129,7 +154,7 @@ impl KvEventPublisher {
             (batch.first..).zip(&batch.events).map(|(id, queued)| self.event(id, now_ms, queued)).collect();
         let unparsed = events.iter().filter(|event| !has_hash(event)).count();
         let mut payload = Vec::new();
-        encode_batch(now_ms, &events, &mut payload);
+        encode_labelled_batch(now_ms, &events, &self.labels.as_encoded(), &mut payload);
         let payload = Bytes::from(payload);
         let number = self.sequence.load(Relaxed) + if batch.gap { 2 } else { 1 };
         // Stored before the number is visible, so that a reader of the number can replay the message.

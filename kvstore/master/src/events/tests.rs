@@ -14,7 +14,7 @@ use moongate_zmtp::{
     SubscriberEvent as Heard, ZmtpEndpoint, ZmtpMessage, ZmtpOptions, ZmtpSubscriber, request,
 };
 
-use super::{EventNumberAllocator, KvEventPublisher, KvEventPublisherOptions, KvEventQueue};
+use super::{EventNumberAllocator, KvEventLabels, KvEventPublisher, KvEventPublisherOptions, KvEventQueue};
 use crate::journal::MemoryJournal;
 use crate::observer::{FactObserver, ObservingJournal};
 use crate::recorder::FactRecorder;
@@ -93,6 +93,7 @@ async fn start(fixture: &KvEventFixture, supervisor: &Supervisor) -> Arc<KvEvent
         bind: loopback(),
         replay: Some(loopback()),
         backend: "pool-a".to_owned(),
+        labels: KvEventLabels::default(),
         replay_bytes: 64 << 20,
     };
     KvEventPublisher::start(Arc::clone(&fixture.queue), options, EventNumberAllocator::default(), supervisor)
@@ -270,6 +271,7 @@ async fn messages_equal_those_of_mooncake() {
         bind: loopback(),
         replay: None,
         backend: "pool-a".to_owned(),
+        labels: KvEventLabels::default(),
         replay_bytes: 0,
     };
     let events =

@@ -15,6 +15,7 @@ use super::ha::HaFlags;
 use super::{FlagError, FlagValues, store_tls, table};
 use crate::clock;
 use crate::durable::DataDirOptions;
+use crate::events::KvEventLabels;
 use crate::server::{MasterServerOptions, RECONNECT_TIME, RpcLimits};
 
 /// A timeout that is never reached, for timeouts that can be disabled.
@@ -43,6 +44,8 @@ pub struct KvEventFlags {
     pub replay: Option<String>,
     /// Name of this store in its events.
     pub backend_id: String,
+    /// What is stated in all events.
+    pub labels: KvEventLabels,
     /// Whether to add the fields of engines' events.
     pub legacy: bool,
     /// Whether to include object keys.
@@ -214,6 +217,16 @@ fn events(values: &FlagValues) -> KvEventFlags {
         bind: values.text("kv_events_bind_endpoint").to_owned(),
         replay: values.optional("kv_events_replay_endpoint"),
         backend_id: values.text("kv_events_backend_id").to_owned(),
+        labels: KvEventLabels {
+            model: values.optional("kv_events_model_name"),
+            block_size: Some(values.number("kv_events_block_size")).filter(|size| *size > 0),
+            salt: values.optional("kv_events_additional_salt"),
+            lora: values.optional("kv_events_lora_name"),
+            dp_rank: values
+                .values
+                .contains_key("kv_events_dp_rank")
+                .then(|| values.number("kv_events_dp_rank")),
+        },
         legacy: values.is_on("kv_events_emit_legacy_compat"),
         keys: values.is_on("kv_events_emit_object_key"),
         queue: Some(values.size("kv_events_queue_capacity")).filter(|queue| *queue > 0),

@@ -4,13 +4,15 @@ use mooncake_wire::admin::TenantQuota;
 use mooncake_wire::rpc::RpcMethod;
 use moongate_runtime::metrics::{HistogramSnapshot, MetricsWriter};
 
-use crate::observer::{SIZE_BOUNDS, ValueSizeHistogram};
+use crate::observer::{FactObserver, SIZE_BOUNDS, ValueSizeHistogram};
 use crate::server::MasterServer;
 
-pub(super) fn all(writer: &mut MetricsWriter<'_>, server: &MasterServer, sizes: &ValueSizeHistogram) {
+pub(super) fn all(writer: &mut MetricsWriter<'_>, server: &MasterServer, observer: &FactObserver) {
     state(writer, server);
-    value_sizes(writer, sizes);
+    liveness(writer, server, observer);
+    value_sizes(writer, &observer.sizes);
     reads(writer, server);
+    existing_objects(writer, server);
     evictions(writer, server);
     tenants(writer, server);
     promotions(writer, server);
@@ -49,6 +51,52 @@ fn state(writer: &mut MetricsWriter<'_>, server: &MasterServer) {
     let soft = master.soft_pinned_count();
     writer.gauge("master_soft_pin_key_count", "Soft-pinned objects", soft);
     writer.gauge("master_active_clients", "Clients with a recent heartbeat", master.client_counts().active);
+}
+
+/// Families of clients by the time since their last heartbeat. Since 0.3.14, whose suspected clients are the silent ones here.
+fn liveness(writer: &mut MetricsWriter<'_>, server: &MasterServer, observer: &FactObserver) {
+    let clients = server.master.client_counts();
+    let (suspected, offline) = observer.client_transitions();
+    for (name, help, value) in [
+        ("master_client_liveness_active_clients", "Clients with a recent heartbeat", clients.active),
+        (
+            "master_client_liveness_suspected_clients",
+            "Clients with no recent heartbeat whose objects are still held",
+            clients.silent,
+        ),
+        (
+            "master_client_liveness_offline_clients",
+            "Always 0: objects of offline clients are removed at once",
+            0,
+        ),
+    ] {
+        writer.gauge(name, help, value);
+    }
+    for (name, help, value) in [
+        (
+            "master_client_liveness_suspected_transitions_total",
+            "Times that a client became silent",
+            suspected,
+        ),
+        (
+            "master_client_liveness_offline_transitions_total",
+            "Clients removed because of their silence",
+            offline,
+        ),
+    ] {
+        writer.counter(name, help, value);
+    }
+}
+
+/// Families of puts of objects that existed already. Since 0.3.14.
+fn existing_objects(writer: &mut MetricsWriter<'_>, server: &MasterServer) {
+    for (name, method) in [
+        ("master_put_start_object_already_exists_total", RpcMethod::PutStart),
+        ("master_batch_put_start_object_already_exists_total", RpcMethod::BatchPutStart),
+    ] {
+        let count = server.counters.call_counts(method).already_exists;
+        writer.counter(name, "Objects that were not put because they existed already", count);
+    }
 }
 
 /// Histogram of the sizes of written objects.
@@ -219,4 +267,17 @@ fn unused(writer: &mut MetricsWriter<'_>) {
     ] {
         writer.gauge(name, "Not implemented: Moongate's master has no such replication queue", 0);
     }
+    for name in ["master_dfs_allocated_bytes", "master_dfs_total_capacity_bytes", "master_dfs_file_count"] {
+        writer.gauge(name, "Not implemented: objects are not stored on distributed file systems", 0);
+    }
+    const NO_WEIGHTS: &str = "Not implemented: this master has no registry of weights";
+    for name in [
+        "master_weight_active_leases",
+        "master_weight_pending_operations",
+        "master_weight_oldest_operation_age_ms",
+    ] {
+        writer.gauge(name, NO_WEIGHTS, 0);
+    }
+    writer.counter("master_weight_reconciliation_failures_total", NO_WEIGHTS, 0_u64);
+    writer.gauge("mooncake_jemalloc_enabled", "Always 0: this master uses another allocator", 0);
 }

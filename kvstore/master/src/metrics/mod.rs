@@ -7,6 +7,7 @@
 mod calls;
 mod extensions;
 mod families;
+mod process_memory;
 
 use std::sync::Arc;
 
@@ -25,7 +26,8 @@ pub(crate) fn text(
     let (server, observer, publisher) = (server.clone(), observer.clone(), publisher.cloned());
     let mut registry = MetricsRegistry::default();
     registry.collect(move |writer| {
-        families::all(writer, &server, &observer.sizes);
+        families::all(writer, &server, &observer);
+        process_memory::all(writer);
         calls::all(writer, &server.counters);
         extensions::all(writer, &server, publisher.as_deref());
     });

@@ -34,6 +34,20 @@ pub struct StoreEvent<'a> {
     pub change: StoreEventKind<'a>,
 }
 
+/// What a master states in all of its events, from its settings. Filled by masters since 0.3.14.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StoreEventLabels<'a> {
+    pub model: Option<&'a str>,
+    /// Tokens of a block.
+    pub block_size: Option<u64>,
+    /// Salt of the engine's block hashes.
+    pub salt: Option<&'a str>,
+    /// Name of the LoRA adapter.
+    pub lora: Option<&'a str>,
+    /// Data-parallel rank of the engine.
+    pub dp_rank: Option<u64>,
+}
+
 /// Kinds of events of a master.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoreEventKind<'a> {
@@ -111,17 +125,26 @@ impl<'a> StoreEventBatch<'a> {
     }
 }
 
-/// Appends a payload with these events, identical to a master's bytes.
+/// Appends a payload with these events, identical to the bytes of a master without labels.
 pub fn encode_batch(timestamp_ms: u64, events: &[StoreEvent<'_>], out: &mut Vec<u8>) {
+    encode_labelled_batch(timestamp_ms, events, &StoreEventLabels::default(), out);
+}
+
+/// Appends a payload with these events, which all have the same labels.
+pub fn encode_labelled_batch(
+    timestamp_ms: u64,
+    events: &[StoreEvent<'_>],
+    labels: &StoreEventLabels<'_>,
+    out: &mut Vec<u8>,
+) {
     let mut writer = MsgpackWriter::new(out);
     writer.array(3);
     writer.uint(timestamp_ms);
     writer.array(events.len());
     for event in events {
-        event.write(&mut writer);
+        event.write(labels, &mut writer);
     }
-    // The data-parallel rank, which is always 0.
-    writer.uint(0);
+    writer.uint(labels.dp_rank.unwrap_or(0));
 }
 
 impl<'a> StoreEvent<'a> {
@@ -173,7 +196,7 @@ impl<'a> StoreEvent<'a> {
         })
     }
 
-    fn write(&self, writer: &mut MsgpackWriter<'_>) {
+    fn write(&self, labels: &StoreEventLabels<'_>, writer: &mut MsgpackWriter<'_>) {
         let (pairs, kind, engine_kind) = match self.change {
             StoreEventKind::Stored(_) => (20, "stored", "BlockStored"),
             StoreEventKind::Removed(_) => (17, "removed", "BlockRemoved"),
@@ -190,14 +213,15 @@ impl<'a> StoreEvent<'a> {
         writer.uint(self.timestamp_ms);
         member(writer, "event_type", Some(kind));
         member(writer, "type", Some(engine_kind));
-        for name in ["model_name", "block_size", "additional_salt", "lora_name"] {
-            member(writer, name, None);
-        }
+        member(writer, "model_name", labels.model);
+        number_member(writer, "block_size", labels.block_size);
+        member(writer, "additional_salt", labels.salt);
+        member(writer, "lora_name", labels.lora);
         member(writer, "tenant_id", Some(self.tenant));
         member(writer, "backend_id", Some(self.backend));
         match self.change {
             StoreEventKind::Stored(object) => {
-                object.write(writer);
+                object.write(labels, writer);
                 writer.text("base_block_idx");
                 writer.uint(0);
                 for name in ["parent_hash", "token_ids", "parent_block_hash"] {
@@ -205,12 +229,12 @@ impl<'a> StoreEvent<'a> {
                 }
             }
             StoreEventKind::Removed(object) => {
-                object.write(writer);
+                object.write(labels, writer);
                 member(writer, "base_block_idx", None);
             }
             StoreEventKind::Cleared => {
                 member(writer, "medium", None);
-                member(writer, "dp_rank", None);
+                number_member(writer, "dp_rank", labels.dp_rank);
             }
             StoreEventKind::Segment { name, .. } => member(writer, "segment", Some(name)),
         }
@@ -227,10 +251,10 @@ impl StoreEventObject<'_> {
         u64::from_str_radix(digits, radix).ok()
     }
 
-    fn write(&self, writer: &mut MsgpackWriter<'_>) {
+    fn write(&self, labels: &StoreEventLabels<'_>, writer: &mut MsgpackWriter<'_>) {
         member(writer, "group_id", self.group.filter(|group| !group.is_empty()));
         member(writer, "medium", Some(self.medium.name()));
-        member(writer, "dp_rank", None);
+        number_member(writer, "dp_rank", labels.dp_rank);
         member(writer, "object_key", Some(self.key));
         let hash = self.hash();
         writer.text("seq_hashes");
@@ -247,6 +271,15 @@ fn member(writer: &mut MsgpackWriter<'_>, name: &str, value: Option<&str>) {
     writer.text(name);
     match value {
         Some(value) => writer.text(value),
+        None => writer.nil(),
+    }
+}
+
+/// Writes a field that is a number or nil.
+fn number_member(writer: &mut MsgpackWriter<'_>, name: &str, value: Option<u64>) {
+    writer.text(name);
+    match value {
+        Some(value) => writer.uint(value),
         None => writer.nil(),
     }
 }
@@ -286,6 +319,38 @@ mod tests {
         assert_eq!(object("0XFF").hash(), Some(0xff));
         for key in ["", "0x", "+1", "-1", "0x+1", "18446744073709551616", "ff", "1 ", "e3b0_0_k"] {
             assert_eq!(object(key).hash(), None, "{key:?}");
+        }
+    }
+
+    #[test]
+    fn labels_are_in_every_event_and_in_the_batch() {
+        let labels = StoreEventLabels {
+            model: Some("llama"),
+            block_size: Some(64),
+            salt: Some("salt"),
+            lora: Some("adapter"),
+            dp_rank: Some(3),
+        };
+        let kinds = [
+            StoreEventKind::Stored(object("a")),
+            StoreEventKind::Removed(object("a")),
+            StoreEventKind::Cleared,
+        ];
+        for change in kinds {
+            let event =
+                StoreEvent { id: 1, timestamp_ms: 2, tenant: DEFAULT_TENANT, backend: "pool", change };
+            let mut payload = Vec::new();
+            encode_labelled_batch(2, &[event], &labels, &mut payload);
+            // As in the events of Mooncake 0.3.14 with these settings.
+            for member in [
+                &b"\xaamodel_name\xa5llama\xaablock_size\x40\xafadditional_salt\xa4salt\xa9lora_name\xa7adapter"[..],
+                b"\xa7dp_rank\x03",
+            ] {
+                assert!(payload.windows(member.len()).any(|window| window == member), "{change:?}: {payload:?}");
+            }
+            assert_eq!(payload.last(), Some(&3), "the rank follows the events");
+            let batch = StoreEventBatch::decode(&payload).unwrap();
+            assert_eq!(batch.events().collect::<Result<Vec<_>, _>>().unwrap(), [event]);
         }
     }
 
