@@ -22,7 +22,7 @@ const ROUND: u64 = 50;
 const KEPT: u64 = 50;
 
 fn key(number: u64) -> String {
-    format!("{number:0width$}", width = KEY_BYTES)
+    format!("{number:0KEY_BYTES$}")
 }
 
 async fn put(master: &MasterClient, number: u64) {

@@ -79,6 +79,6 @@ proptest! {
     ) {
         let engines: Vec<InstanceIndex> = InstanceIndex::all().take(backlogs.len()).collect();
         let least = engines.iter().copied().min_by(|a, b| backlogs[a.as_usize()].total_cmp(&backlogs[b.as_usize()]));
-        prop_assert_eq!(RoundPlan::with_backlogs(backlogs.clone()).idlest(&engines), least);
+        prop_assert_eq!(RoundPlan::with_backlogs(backlogs).idlest(&engines), least);
     }
 }
