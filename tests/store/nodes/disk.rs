@@ -181,6 +181,7 @@ async fn hits_after_restart(client: &KvClient, on_disk: &[String]) {
 }
 
 #[tokio::test]
+#[ignore = "takes minutes; see CONTRIBUTING.md"]
 async fn disk_of_a_killed_client_of_theirs_is_hit_again() {
     for (release, backend) in
         [(NEWEST_WITHOUT_CUDA, "file_per_key_storage_backend"), (NEWEST, "bucket_storage_backend")]
