@@ -11,7 +11,7 @@ pub struct TransferLimits {
     pub stall: Duration,
     /// Kernel socket buffer in bytes for each direction. With `None` the kernel chooses; it may grant less than requested.
     pub kernel_buffer: Option<usize>,
-    /// Busy-poll time for expected bytes on connections with [`TransferConnection::set_busy_poll`]; zero disables it.
+    /// Busy-poll time for expected bytes on connections with [`crate::TransferConnection::set_busy_poll`]; zero disables it.
     pub busy_poll: Duration,
 }
 
