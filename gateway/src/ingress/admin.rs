@@ -73,7 +73,10 @@ async fn decision(State(gateway): State<Arc<GatewayContext>>, Path(id): Path<Str
     match gateway.decisions.get(&id) {
         Some(decisions) => router::json(StatusCode::OK, &json!({"decisions": decisions})),
         None => {
-            let text = format!("no decision recorded for {id:?}; --decision-history sets how many are kept");
+            let text = format!(
+                "no decision recorded for {id:?}: --decision-history sets how many are kept; of more than 1,000 a second, or with more \
+                 than 64 engines, only a part is"
+            );
             ApiError::new(ApiErrorCode::NotFound, text).response(ErrorFormat::OpenAi)
         }
     }

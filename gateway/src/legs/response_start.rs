@@ -134,7 +134,9 @@ pub(crate) async fn first_bytes(
                     if events.is_some() {
                         in_flight.record_prompt_computed(None);
                     }
-                    return Ok(response_start(pair, first, events, in_flight));
+                    let received = received(&pair);
+                    let payload = ResponsePayload::Streaming { pair, first, events };
+                    return Ok(response_start(received, payload, in_flight));
                 }
             }
             PairEvent::End => {
@@ -158,16 +160,8 @@ pub(crate) async fn first_bytes(
                 }
                 pair.main_endpoint().breaker.record_success();
                 pair.detach_prefill();
-                let (head, prefill_usage) = (take_head(&pair), pair.prefill_usage());
                 let payload = ResponsePayload::Complete(complete, usage);
-                return Ok(Box::new(ResponseStart {
-                    head,
-                    payload,
-                    in_flight,
-                    expected_hits: None,
-                    ttft_prediction: None,
-                    prefill_usage,
-                }));
+                return Ok(response_start(received(&pair), payload, in_flight));
             }
         }
     }
@@ -183,13 +177,10 @@ fn prepend(held: &mut BytesMut, events: Bytes) -> Bytes {
 }
 
 fn response_start(
-    pair: Box<LegPair>,
-    first: Bytes,
-    events: Option<ResponseEvents>,
+    (head, prefill_usage): (Response<()>, Option<TokenUsage>),
+    payload: ResponsePayload,
     in_flight: InFlightGuard,
 ) -> Box<ResponseStart> {
-    let (head, prefill_usage) = (take_head(&pair), pair.prefill_usage());
-    let payload = ResponsePayload::Streaming { pair, first, events };
     Box::new(ResponseStart {
         head,
         payload,
@@ -200,13 +191,14 @@ fn response_start(
     })
 }
 
-fn take_head(pair: &LegPair) -> Response<()> {
+/// The head of the response, and the token counts of the prefill.
+fn received(pair: &LegPair) -> (Response<()>, Option<TokenUsage>) {
     let mut head = Response::new(());
     if let Some(from) = pair.head() {
         *head.status_mut() = from.status();
         *head.headers_mut() = from.headers().clone();
     }
-    head
+    (head, pair.prefill_usage())
 }
 
 /// The response to a generation request must be JSON: an object, or an array for SGLang's batches. Returns its token counts.

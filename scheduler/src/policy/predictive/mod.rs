@@ -454,8 +454,8 @@ impl PredictivePolicy {
 fn most_cached(input: &PolicyInput<'_>) -> Option<(InstanceIndex, u32)> {
     let entries = input.cluster.prefills(input.request.model);
     let mut most: Option<(InstanceIndex, u32)> = None;
-    let with_hits = if input.prediction.per_instance.is_empty() { &[][..] } else { entries };
-    for &ix in with_hits {
+    let searched = if input.prediction.per_instance.is_empty() { &[][..] } else { entries };
+    for &ix in searched {
         let hits = input.prediction.hits(ix);
         let tokens = hits.l1_tokens.saturating_add(hits.l2_tokens);
         if tokens >= most.map_or(1, |(_, most)| most) && is_available(input, ix) {
