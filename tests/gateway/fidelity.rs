@@ -246,7 +246,9 @@ async fn rooms_and_bodies_select_the_ranks_of_both_sides() {
         .start()
         .await;
     let posts = (0..16).map(|n| {
-        let body = json!({"model": "sim", "prompt": format!("prompt number {n}"), "max_tokens": 8});
+        // Long enough for a pass of its own: short prompts that arrive during a pass rightly wait for one rank's next pass together.
+        let prompt = format!("prompt {n} ").repeat(500);
+        let body = json!({"model": "sim", "prompt": prompt, "max_tokens": 8});
         world.post("/v1/completions", body.to_string())
     });
     assert!(join_all(posts).await.iter().all(|response| response.status() == 200));
