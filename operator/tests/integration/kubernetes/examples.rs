@@ -99,17 +99,18 @@ async fn lead(namespace: &TestNamespace) {
     }
 }
 
-/// Groups that are not ready, with their conditions.
-async fn unready(namespace: &TestNamespace) -> BTreeMap<String, String> {
+/// Groups that are not ready, with their conditions, and the number of all groups.
+async fn unready(namespace: &TestNamespace) -> (BTreeMap<String, String>, usize) {
     let groups: Api<RoleBasedGroup> = Api::default_namespaced(namespace.client.clone());
-    let mut unready = BTreeMap::new();
-    for group in groups.list(&ListParams::default()).await.unwrap() {
+    let groups = groups.list(&ListParams::default()).await.unwrap().items;
+    let (mut unready, count) = (BTreeMap::new(), groups.len());
+    for group in groups {
         if !condition_is(&group, &[("Ready", "True"), ("Progressing", "False")]) {
             let conditions = group.status.unwrap_or_default().conditions;
             unready.insert(group.metadata.name.unwrap(), format!("{conditions:?}"));
         }
     }
-    unready
+    (unready, count)
 }
 
 /// Number of groups in a file.
@@ -129,13 +130,13 @@ async fn converges(plane: &ControlPlane, file: &Path) {
         .await
         .unwrap();
     apply(&namespace.client, &namespace.name, file).await;
-    let groups: Api<RoleBasedGroup> = Api::default_namespaced(namespace.client.clone());
     let mut last = BTreeMap::new();
     let ready = async {
         loop {
             lead(&namespace).await;
-            last = unready(&namespace).await;
-            let created = groups.list(&ListParams::default()).await.unwrap().items.len();
+            // Of one list: a group that is created between two would count as ready.
+            let created;
+            (last, created) = unready(&namespace).await;
             if last.is_empty() && created == group_count {
                 return;
             }
