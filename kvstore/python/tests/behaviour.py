@@ -181,6 +181,16 @@ class Module(unittest.TestCase):
         self.assertIs(store.ReplicateConfig, ReplicateConfig)
         self.assertIs(store.bind_to_numa_node, moongate_store.bind_to_numa_node)
 
+    def test_a_missing_call_names_the_alternative(self):
+        store = MooncakeDistributedStore()
+        self.assertFalse(hasattr(store, "batch_put_session_start"))
+        with self.assertRaisesRegex(AttributeError, "batch_put_from_multi_buffers"):
+            store.batch_put_session_start
+        with self.assertRaisesRegex(AttributeError, "MooncakeHostMemAllocator"):
+            moongate_store.BufferPool
+        with self.assertRaisesRegex(AttributeError, "^MooncakeDistributedStore has no 'nonsense'$"):
+            store.nonsense
+
     def test_a_process_that_ends_unmounts_its_segment(self):
         store = opened(0)
         program = (

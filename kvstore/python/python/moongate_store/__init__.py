@@ -3,11 +3,11 @@
 import atexit
 import ctypes
 
+from moongate_store import _native
 from moongate_store._native import (
     BufferDescriptor,
     DiskDescriptor,
     MemoryDescriptor,
-    MooncakeDistributedStore,
     MooncakeHostMemAllocator,
     ObjectDataType,
     ReplicaDescriptor,
@@ -17,6 +17,8 @@ from moongate_store._native import (
     bind_to_numa_node,
     close_all,
 )
+from moongate_store.missing import MISSING_CALLS, MISSING_CLASSES, missing
+from moongate_store.tensors import TensorCalls
 
 __all__ = [
     "BufferDescriptor",
@@ -47,6 +49,19 @@ class BufferHandle(bytearray):
     def size(self):
         """The size of the content in bytes."""
         return len(self)
+
+
+class MooncakeDistributedStore(TensorCalls, _native.MooncakeDistributedStore):
+    """Client of a KV store, and a node of it if a segment is mounted. With the calls and return codes of Mooncake's class."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name):
+        raise missing(type(self).__name__, name, MISSING_CALLS)
+
+
+def __getattr__(name):
+    raise missing("moongate_store", name, MISSING_CLASSES)
 
 
 # A segment that is not unmounted stays in the store until the master misses its heartbeats.

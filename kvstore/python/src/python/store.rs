@@ -23,7 +23,7 @@ use crate::settings::StoreSettings;
 const HEALTH_NOT_SET_UP: ReturnCode = 1;
 
 /// Client of a KV store, and a node of it if a segment is mounted. With the calls and return codes of Mooncake's class.
-#[pyclass(frozen, module = "moongate_store")]
+#[pyclass(frozen, subclass, module = "moongate_store")]
 #[derive(Default)]
 pub(super) struct MooncakeDistributedStore {
     open: Mutex<Option<OpenStore>>,
@@ -106,6 +106,22 @@ impl MooncakeDistributedStore {
             keys.iter().zip(values).map(|(key, value)| (key.as_str(), value.bytes())).collect();
         let codes = self.codes(py, keys, |store| store.put(mode, &objects, &options))?;
         Ok(codes.into_iter().find(|code| *code != 0).unwrap_or(0))
+    }
+
+    /// Puts several values as one object.
+    fn put_joined(
+        &self,
+        py: Python<'_>,
+        mode: PutMode,
+        key: String,
+        parts: &[PayloadBytes<'_>],
+        config: Option<&ReplicateConfig>,
+    ) -> PyResult<ReturnCode> {
+        if parts.is_empty() {
+            return Ok(0);
+        }
+        let whole = parts.iter().map(PayloadBytes::bytes).collect::<Vec<_>>().concat();
+        self.put_values(py, mode, &[key], &[PayloadBytes::Copied(whole)], config)
     }
 
     fn put_buffers(
@@ -293,11 +309,19 @@ impl MooncakeDistributedStore {
         parts: Vec<PayloadBytes<'_>>,
         config: Option<PyRef<'_, ReplicateConfig>>,
     ) -> PyResult<ReturnCode> {
-        if parts.is_empty() {
-            return Ok(0);
-        }
-        let whole = parts.iter().map(PayloadBytes::bytes).collect::<Vec<_>>().concat();
-        self.put_values(py, PutMode::Put, &[key], &[PayloadBytes::Copied(whole)], config.as_deref())
+        self.put_joined(py, PutMode::Put, key, &parts, config.as_deref())
+    }
+
+    /// As `put_parts`, and replaces an object that exists.
+    #[pyo3(signature = (key, *parts, config=None))]
+    fn upsert_parts(
+        &self,
+        py: Python<'_>,
+        key: String,
+        parts: Vec<PayloadBytes<'_>>,
+        config: Option<PyRef<'_, ReplicateConfig>>,
+    ) -> PyResult<ReturnCode> {
+        self.put_joined(py, PutMode::Upsert, key, &parts, config.as_deref())
     }
 
     #[pyo3(signature = (key, buffer_ptr, size, config=None))]
