@@ -29,7 +29,8 @@ def _worker(installed: Path, flags: list[str], model: str = "tiny-qwen3", **more
 def sglang_hicache(installed: Path, _logs: Path) -> Pair:
     """HiCache with a store. Without disaggregation, so that nothing needs Mooncake's transfer engine."""
     flags, env = hicache()
-    pair = _worker(installed, flags, env=env)
+    # By default SGLang starts Mooncake's transfer engine, to share it with the store's client.
+    pair = _worker(installed, flags, env={**env, "SGLANG_HICACHE_MOONCAKE_REUSE_TE": "0"})
     pair.before, pair.store_node = [store_master(installed)], store_node(installed, 51063)
     pair.store_users = [pair.prefill]
     return pair
