@@ -47,11 +47,11 @@ fn service_options(
 }
 
 /// Logs the flags that have no effect.
-fn log_flags(ignored: &[String], unsupported: &[String]) {
+fn log_flags(ignored: &[String], unsupported: &[(String, &str)]) {
     if !ignored.is_empty() {
         tracing::debug!(flags = ignored.join(" "), "ignored flags");
     }
-    if !unsupported.is_empty() {
-        tracing::warn!(flags = unsupported.join(" "), "unsupported flags");
+    for (flag, alternative) in unsupported {
+        tracing::warn!(flag, alternative, "a flag of Mooncake's master is not supported and has no effect");
     }
 }

@@ -83,8 +83,8 @@ pub struct MasterOptions {
     pub logs: LoggingArgs,
     /// Given flags without effect, for a log message.
     pub ignored_flags: Vec<String>,
-    /// Given flags that request unsupported features, for a log message.
-    pub unsupported_flags: Vec<String>,
+    /// Given flags that request unsupported features, each with what it would do and the alternative, for log messages.
+    pub unsupported_flags: Vec<(String, &'static str)>,
 }
 
 impl FlagValues {
@@ -175,7 +175,9 @@ impl MasterOptions {
             shutdown_grace: Duration::from_secs(values.number("shutdown_grace_seconds")),
             logs: logs(values),
             ignored_flags: ignored.chain(values.without_effect.iter().cloned()).collect(),
-            unsupported_flags: unsupported.map(|(flag, value)| format!("--{}={value}", flag.name)).collect(),
+            unsupported_flags: unsupported
+                .map(|(flag, value)| (format!("--{}={value}", flag.name), flag.help))
+                .collect(),
         })
     }
 }
@@ -375,7 +377,7 @@ pub(super) mod tests {
     fn flags_set_the_options() {
         let line = "--rpc_port=0 --metrics_host=:: --default_kv_lease_ttl=5s --rpc_conn_timeout_seconds=3 --v=1 \
                     --enable_http_metadata_server --root_fs_dir=/mnt --default_dialect=0.3.11 --rpc_thread_num=3 \
-                    --noenable_ha --enable_oplog --logtostderr=true stray";
+                    --noenable_ha --enable_oplog --snapshot_object_store_type=s3 --logtostderr=true stray";
         let options = options(line).unwrap();
         assert_eq!(options.rpc.port(), 0);
         assert_eq!(options.metrics.to_string(), "[::]:9003");
@@ -384,10 +386,11 @@ pub(super) mod tests {
         assert_eq!(options.server.limits.idle_timeout, Some(Duration::from_secs(3)));
         assert_eq!(options.server.storage.fsdir, "/mnt/mooncake_cluster");
         assert_eq!((options.server.default_dialect, options.server.threads), (Dialect::V0_3_11, 3));
-        assert_eq!(
-            (options.logs.filter.as_str(), options.unsupported_flags),
-            ("debug", vec!["--enable_oplog=true".to_owned()])
-        );
+        assert_eq!(options.logs.filter, "debug");
+        let unsupported: Vec<&str> =
+            options.unsupported_flags.iter().map(|(flag, _)| flag.as_str()).collect();
+        assert_eq!(unsupported, ["--enable_oplog=true", "--snapshot_object_store_type=s3"]);
+        assert!(options.unsupported_flags.iter().all(|(_, help)| help.contains("use --data_dir")));
         assert_eq!(options.ignored_flags, ["--logtostderr=true", "stray"]);
     }
 
