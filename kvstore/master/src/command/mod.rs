@@ -51,7 +51,7 @@ fn log_flags(ignored: &[String], unsupported: &[(String, &str)]) {
     if !ignored.is_empty() {
         tracing::debug!(flags = ignored.join(" "), "ignored flags");
     }
-    for (flag, alternative) in unsupported {
-        tracing::warn!(flag, alternative, "a flag of Mooncake's master is not supported and has no effect");
+    for (flag, help) in unsupported {
+        tracing::warn!(flag, help, "a flag of Mooncake's master is not supported and has no effect");
     }
 }

@@ -168,7 +168,7 @@ pub(super) const FLAGS: &[FlagDefinition] = &[
     unsupported("snapshot_object_store_type", Text, "", "Store snapshots elsewhere, for example in S3; use --data_dir instead, on a volume that is backed up"),
     unsupported("snapshot_payload_backend_type", Text, "", "Where the payload of snapshots is stored; use --data_dir instead"),
     unsupported("snapshot_payload_store_type", Text, "", "Where the payload of snapshots is stored; use --data_dir instead"),
-    unsupported("enable_cxl", Bool, "false", "Use CXL memory"),
+    unsupported("enable_cxl", Bool, "false", "Use CXL memory; use the memory of store nodes instead"),
     ignored("alsologtoemail", Text, ""),
     ignored("alsologtostderr", Bool, "false"),
     ignored("batch_oplog_retry_timeout_sec", COUNT, "180"),
