@@ -17,8 +17,10 @@ little-endian:
 """
 
 import ctypes
+import logging
 import struct
 
+LOGGER = logging.getLogger("moongate_store")
 INVALID_PARAMS = -600
 ELEMENT_TYPES = (
     "float32",
@@ -59,10 +61,23 @@ def _header(tensor, whole_shape, shard):
     return header.ljust(HEADER_BYTES, b"\0")
 
 
+def _can_be_stored(tensor):
+    """Whether this is a tensor that the header can describe. Logs why not."""
+    if not all(hasattr(tensor, name) for name in ("dtype", "dim", "numel", "detach", "data_ptr")):
+        LOGGER.error("a value of type %s cannot be stored as a tensor", type(tensor).__name__)
+        return False
+    if str(tensor.dtype).removeprefix("torch.") not in ELEMENT_TYPES:
+        LOGGER.error("a tensor of %s cannot be stored; convert it to one of %s", tensor.dtype, ", ".join(ELEMENT_TYPES))
+        return False
+    if tensor.dim() > MAX_DIMENSIONS:
+        LOGGER.error("a tensor of %d dimensions cannot be stored; reshape it to at most %d", tensor.dim(), MAX_DIMENSIONS)
+        return False
+    return True
+
+
 def _parts(tensor, whole_shape=None, shard=()):
-    """Header and elements of a tensor. `None` for anything else, and for tensors that the header cannot describe."""
-    is_tensor = all(hasattr(tensor, name) for name in ("dtype", "dim", "numel", "detach", "data_ptr"))
-    if not is_tensor or str(tensor.dtype).removeprefix("torch.") not in ELEMENT_TYPES or tensor.dim() > MAX_DIMENSIONS:
+    """Header and elements of a tensor, or of one shard of it. `None` for what cannot be stored."""
+    if not _can_be_stored(tensor):
         return None
     tensor = tensor.detach().cpu().contiguous()
     size = tensor.numel() * tensor.element_size()
@@ -70,9 +85,18 @@ def _parts(tensor, whole_shape=None, shard=()):
     return _header(tensor, tensor.shape if whole_shape is None else whole_shape, shard), elements
 
 
-def _tensor(content):
-    """The tensor of an object, whose memory it uses. `None` if the object is no tensor or not complete."""
-    if content is None or len(content) < HEADER_BYTES:
+def _tensor(key, content):
+    """The tensor of an object, whose memory it uses. `None` without an object. Logs if the object is no tensor or not complete."""
+    if content is None:
+        return None
+    tensor = _decoded(content)
+    if tensor is None:
+        LOGGER.error("the object %r of %d bytes is no complete tensor", key, len(content))
+    return tensor
+
+
+def _decoded(content):
+    if len(content) < HEADER_BYTES:
         return None
     magic, version, header, element_type, dimensions, _, begin, size = BEGIN.unpack_from(content)
     if (magic, version, header, begin) != (MAGIC, VERSION, HEADER_BYTES, HEADER_BYTES) or size != len(content) - begin:
@@ -96,8 +120,10 @@ def _tensor(content):
 
 def _shards(key, tensor, ranks, dimension):
     """The objects of a tensor that is divided for tensor parallelism. `None` if it cannot be divided into equal parts."""
-    parts = _parts(tensor)
-    if parts is None or not 0 <= dimension < tensor.dim() or tensor.shape[dimension] % ranks != 0:
+    if not _can_be_stored(tensor):
+        return None
+    if not 0 <= dimension < tensor.dim() or tensor.shape[dimension] % ranks != 0:
+        LOGGER.error("a tensor of shape %s has no %d equal parts along dimension %d", tuple(tensor.shape), ranks, dimension)
         return None
     shards = enumerate(tensor.chunk(ranks, dimension))
     return [(_shard_key(key, rank), *_parts(shard, tensor.shape, (rank, ranks, dimension))) for rank, shard in shards]
@@ -147,7 +173,7 @@ class TensorCalls:
 
     def get_tensor(self, key):
         """A tensor that was put, or `None`."""
-        return _tensor(self.get_buffer(key))
+        return _tensor(key, self.get_buffer(key))
 
     def get_tensor_with_tp(self, key, tp_rank=0, tp_size=1, split_dim=0):
         """The part of one rank of a tensor that was divided into `tp_size` parts, or `None`."""
@@ -157,7 +183,7 @@ class TensorCalls:
     def get_tensor_into(self, key, buffer_ptr, size):
         """Reads a tensor into registered memory, header included. The result uses that memory; `None` without such a tensor."""
         read = self.get_into(key, buffer_ptr, size)
-        return _tensor((ctypes.c_char * read).from_address(buffer_ptr)) if read > 0 else None
+        return _tensor(key, (ctypes.c_char * read).from_address(buffer_ptr)) if read > 0 else None
 
     def batch_put_tensor(self, keys, tensors_list):
         """One code for each key; see `put_tensor`."""
@@ -189,7 +215,7 @@ class TensorCalls:
 
     def batch_get_tensor(self, keys):
         """One tensor or `None` for each key."""
-        return [_tensor(content) for content in self.batch_get_buffer(keys)]
+        return [_tensor(key, content) for key, content in zip(keys, self.batch_get_buffer(keys))]
 
     def batch_get_tensor_with_tp(self, base_keys, tp_rank=0, tp_size=1):
         """One part of a tensor or `None` for each key; see `get_tensor_with_tp`."""
@@ -199,10 +225,11 @@ class TensorCalls:
         """One tensor or `None` for each key; see `get_tensor_into`."""
         read = self.batch_get_into(keys, buffer_ptrs, sizes)
         contents = [(ctypes.c_char * size).from_address(at) if size > 0 else None for at, size in zip(buffer_ptrs, read)]
-        return [_tensor(content) for content in contents]
+        return [_tensor(key, content) for key, content in zip(keys, contents)]
 
     @staticmethod
     def _each(call, keys, tensors):
         if len(keys) != len(tensors):
+            LOGGER.error("%d keys and %d tensors: pass as many of each", len(keys), len(tensors))
             return [INVALID_PARAMS] * len(keys)
         return [call(key, tensor) for key, tensor in zip(keys, tensors)]
