@@ -10,8 +10,8 @@ use crate::error::root_cause;
 use crate::kv_cache::MAX_RANKS;
 use crate::topology::EngineKind;
 
-/// Time limit for one request, body included.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time limit of a query of the load, body included.
+pub const LOAD_QUERY_TIMEOUT: Duration = Duration::from_secs(2);
 const RUNNING: &str = "vllm:num_requests_running";
 const WAITING: &str = "vllm:num_requests_waiting";
 const CACHE_USAGE: &str = "vllm:kv_cache_usage_perc";
@@ -19,7 +19,7 @@ const CACHE_USAGE: &str = "vllm:kv_cache_usage_perc";
 const VLLM_LOAD_METRICS: [&str; 4] = [RUNNING, WAITING, CACHE_USAGE, "vllm:cache_config_info"];
 
 /// Largest accepted response in bytes.
-const MAX_BYTES: usize = 4 << 20;
+pub const MAX_LOAD_BYTES: usize = 4 << 20;
 
 /// Load of an engine, or of one of its data-parallel ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -112,7 +112,7 @@ pub enum MissingLoadError {
     /// The engine rejects the request.
     #[error("HTTP {0}")]
     Rejected(StatusCode),
-    #[error("more than {MAX_BYTES} bytes")]
+    #[error("more than {MAX_LOAD_BYTES} bytes")]
     TooLarge,
     #[error(transparent)]
     Json(#[from] serde_json::Error),
@@ -128,6 +128,15 @@ impl EngineLoadError {
     }
 }
 
+/// Path and query at which an engine reports its load.
+#[must_use]
+pub fn load_path(engine: EngineKind) -> &'static str {
+    match engine {
+        EngineKind::Sglang => "/v1/loads?include=core,disagg",
+        EngineKind::Vllm => "/metrics",
+    }
+}
+
 /// Requests the load from the engine at `base`, `http://host:port` or `https://host:port`.
 ///
 /// # Errors
@@ -138,17 +147,13 @@ pub async fn fetch_load(
     base: &str,
     api_key: Option<&str>,
 ) -> Result<RankLoads, EngineLoadError> {
-    let path = match engine {
-        EngineKind::Sglang => "/v1/loads?include=core,disagg",
-        EngineKind::Vllm => "/metrics",
-    };
-    let url = format!("{base}{path}");
+    let url = format!("{base}{}", load_path(engine));
     let failed = |error: reqwest::Error| match error.is_timeout() {
         true => EngineLoadError::TimedOut(url.clone()),
         false => EngineLoadError::Exchange { url: url.clone(), source: error },
     };
     let missing = |source| EngineLoadError::Missing { url: url.clone(), source };
-    let mut request = client.get(&url).timeout(REQUEST_TIMEOUT);
+    let mut request = client.get(&url).timeout(LOAD_QUERY_TIMEOUT);
     if let Some(key) = api_key {
         request = request.bearer_auth(key);
     }
@@ -163,14 +168,14 @@ pub async fn fetch_load(
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await.map_err(failed)? {
         body.extend_from_slice(&chunk);
-        if body.len() > MAX_BYTES {
+        if body.len() > MAX_LOAD_BYTES {
             return Err(missing(MissingLoadError::TooLarge));
         }
     }
     parse_load(engine, &body).map_err(missing)
 }
 
-/// Parses the response body of [`fetch_load`].
+/// Parses the response body of [`load_path`].
 ///
 /// # Errors
 /// [`MissingLoadError`] if the body does not contain the load.

@@ -30,9 +30,10 @@ mod tcp_address;
 mod topology;
 
 pub use endpoint::HttpScheme;
-#[doc(hidden)]
-pub use engine_load::parse_load;
-pub use engine_load::{EngineLoad, EngineLoadError, MissingLoadError, RankLoads, fetch_load};
+pub use engine_load::{
+    EngineLoad, EngineLoadError, LOAD_QUERY_TIMEOUT, MAX_LOAD_BYTES, MissingLoadError, RankLoads, fetch_load,
+    load_path, parse_load,
+};
 pub use error::{DiscoveryError, InstanceError, InstanceUrlError, KubernetesConfigError, TopologyFileError};
 pub use kubernetes::KubernetesDiscoveryOptions;
 pub use kubernetes::pod::annotation;

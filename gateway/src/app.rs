@@ -185,7 +185,7 @@ pub async fn start(
         });
         let (reader, stop) = (fleet.clone(), supervisor.token());
         supervisor.spawn_restarted("health-checks", move || {
-            check_health(reader.clone(), client.clone(), health.clone(), stop.clone())
+            check_health(reader.clone(), health.clone(), stop.clone())
         });
     }
 
@@ -226,14 +226,14 @@ pub async fn start(
     let queue_server = queue_peers.map(|peers| share_queue(&admission, peers, &metrics, supervisor));
     supervisor.spawn_essential("admission-queue", admission.clone().run(supervisor.token()));
     if !options.upstream.load_interval.is_zero() {
-        let client = trust.http_client().build()?;
+        let authorization = options.engines.authorization();
         let queue = admission.clone();
         let reported =
             move |endpoint: &Arc<UpstreamEndpoint>, loads: &RankLoads| queue.record_load(endpoint, loads);
         let (reader, load_interval, stop) =
             (fleet.clone(), options.upstream.load_interval, supervisor.token());
         supervisor.spawn_restarted("engine-loads", move || {
-            poll_loads(reader.clone(), client.clone(), load_interval, reported.clone(), stop.clone())
+            poll_loads(reader.clone(), authorization.clone(), load_interval, reported.clone(), stop.clone())
         });
     }
     let engines = Arc::new(EngineTokenizer::new(

@@ -1,6 +1,6 @@
 //! Bounded GET requests to engines.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use moongate_runtime::{ClientTls, plain_http_client, tls_error_hint};
 
@@ -41,15 +41,18 @@ impl ProbeError {
     }
 }
 
+/// How long a connection stays open after a request. Far below the limits of engines' servers (uvicorn: 5 s).
+const KEPT_IDLE: Duration = Duration::from_secs(1);
+
 pub(crate) fn client(options: &ProbeOptions) -> Result<reqwest::Client, DiscoveryError> {
     let builder = options.trust.as_ref().map_or_else(plain_http_client, ClientTls::http_client);
     builder
         .timeout(options.timeout)
         .connect_timeout(options.connect_timeout)
         .redirect(reqwest::redirect::Policy::none())
-        // A new connection for each request: servers close idle connections after seconds, and a request on a connection that is just being
-        // closed would look like a dead engine.
-        .pool_max_idle_per_host(0)
+        // One connection for the requests of a probe, and a new one for the next probe: servers close idle connections after seconds, and
+        // a request on a connection that is just being closed would look like a dead engine.
+        .pool_idle_timeout(KEPT_IDLE)
         .build()
         .map_err(DiscoveryError::HttpClient)
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use http::Uri;
 use moongate_runtime::{BackoffPolicy, ClientTls};
 use tokio::sync::Semaphore;
 
@@ -97,8 +98,8 @@ pub struct UpstreamOptions {
     pub stall_timeout: Duration,
 
     /// Path of the engines' health check.
-    #[arg(long, value_name = "PATH", env = "MOONGATE_HEALTH_PATH", default_value = "/health")]
-    pub health_path: String,
+    #[arg(long, value_name = "PATH", env = "MOONGATE_HEALTH_PATH", default_value = "/health", value_parser = parse_path)]
+    pub health_path: Uri,
 
     /// Interval between two health checks of an engine; 0s turns them off. Default 10 s: SGLang's check runs a generation.
     #[arg(long, value_name = "TIME", env = "MOONGATE_HEALTH_INTERVAL", default_value = "10s", value_parser = humantime::parse_duration)]
@@ -168,6 +169,12 @@ impl UpstreamOptions {
             failures: 3,
         })
     }
+}
+
+/// A path of an engine's server, with a query if need be.
+fn parse_path(text: &str) -> Result<Uri, String> {
+    let path = Some(text).filter(|text| text.starts_with('/')).and_then(|text| text.parse().ok());
+    path.ok_or_else(|| format!("`{text}` is not a path; write it as /health"))
 }
 
 /// Interval between two checks for a silence limit; `otherwise` if there is no limit.

@@ -1,18 +1,23 @@
 //! Polls engines for their own load, which includes requests of other gateways.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use moongate_discovery::{EngineKind, EngineLoadError, InstanceId, RankLoads, fetch_load};
+use http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use moongate_discovery::{
+    EngineKind, InstanceId, LOAD_QUERY_TIMEOUT, MAX_LOAD_BYTES, MissingLoadError, RankLoads, load_path,
+    parse_load,
+};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::endpoint::UpstreamEndpoint;
 use super::snapshot::FleetMember;
 use super::watch::FleetReader;
+use crate::upstream::{EngineQuery, EngineQueryError};
 
 /// Pause after an engine has not answered.
 const FAILURE_PAUSE: Duration = Duration::from_secs(10);
@@ -64,12 +69,15 @@ impl PolledEngine {
 /// Polls every engine each `poll_interval`, or less often in a large fleet, until `stop`, and passes the loads to `reported`.
 pub(crate) async fn poll_loads(
     fleet: FleetReader,
-    client: reqwest::Client,
+    authorization: Option<HeaderValue>,
     poll_interval: Duration,
     reported: impl Fn(&Arc<UpstreamEndpoint>, &RankLoads),
     stop: CancellationToken,
 ) {
     let mut polled: HashMap<InstanceId, PolledEngine> = HashMap::new();
+    let mut polled_generation = None;
+    let headers: Arc<HeaderMap> =
+        Arc::new(authorization.map(|value| (header::AUTHORIZATION, value)).into_iter().collect());
     let mut queries = FuturesUnordered::new();
     let mut tick = interval(poll_interval);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -77,7 +85,7 @@ pub(crate) async fn poll_loads(
         tokio::select! {
             () = stop.cancelled() => return,
             Some((member, outcome)) = queries.next(), if !queries.is_empty() => {
-                let (member, outcome): (FleetMember, Result<RankLoads, EngineLoadError>) = (member, outcome);
+                let (member, outcome): (FleetMember, Result<RankLoads, LoadQueryError>) = (member, outcome);
                 let (pause, was_idle) = match outcome {
                     Ok(loads) => {
                         reported(&member.endpoint, &loads);
@@ -96,7 +104,11 @@ pub(crate) async fn poll_loads(
             }
             _ = tick.tick() => {
                 let current = fleet.current();
-                polled.retain(|id, _| current.is_usable(id));
+                if polled_generation != Some(current.generation) {
+                    let usable: HashSet<_> = current.engines().map(|member| &member.instance.id).collect();
+                    polled.retain(|id, _| usable.contains(id));
+                    polled_generation = Some(current.generation);
+                }
                 let (now, pauses) = (Instant::now(), PollPauses::of(current.engines().count()));
                 for member in current.engines() {
                     let id = &member.endpoint.id;
@@ -106,9 +118,9 @@ pub(crate) async fn poll_loads(
                     };
                     if engine.is_due(now, pauses, member.endpoint.in_flight.count()) {
                         engine.is_queried = true;
-                        let (client, member) = (client.clone(), member.clone());
+                        let (headers, member) = (headers.clone(), member.clone());
                         queries.push(async move {
-                            let outcome = query_load(&client, &member).await;
+                            let outcome = query_load(headers, &member).await;
                             (member, outcome)
                         });
                     }
@@ -118,9 +130,26 @@ pub(crate) async fn poll_loads(
     }
 }
 
-async fn query_load(client: &reqwest::Client, member: &FleetMember) -> Result<RankLoads, EngineLoadError> {
+/// Why an engine's load is unknown.
+#[derive(Debug, thiserror::Error)]
+enum LoadQueryError {
+    #[error(transparent)]
+    Query(#[from] EngineQueryError),
+    #[error("HTTP {0}")]
+    Status(StatusCode),
+    #[error(transparent)]
+    Missing(#[from] MissingLoadError),
+}
+
+async fn query_load(headers: Arc<HeaderMap>, member: &FleetMember) -> Result<RankLoads, LoadQueryError> {
     let engine = member.facts().map_or(EngineKind::Vllm, |facts| facts.engine);
-    fetch_load(client, engine, &member.instance.url, None).await
+    let (uri, limit) = (Uri::from_static(load_path(engine)), LOAD_QUERY_TIMEOUT);
+    let query = EngineQuery { uri, headers, limit, max_bytes: MAX_LOAD_BYTES };
+    let (status, body) = member.endpoint.pool.query(&query).await?;
+    if !status.is_success() {
+        return Err(LoadQueryError::Status(status));
+    }
+    Ok(parse_load(engine, &body)?)
 }
 
 #[cfg(test)]

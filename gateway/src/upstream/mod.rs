@@ -7,10 +7,12 @@ mod chunked_body;
 mod connection;
 mod leg;
 mod pool;
+mod query;
 mod request_writer;
 mod response_head;
 mod response_parser;
 
 pub(crate) use leg::{LegError, LegEvent, LegExchange, LegKind, LegTimeouts};
 pub(crate) use pool::{ConnectionPool, ConnectionPoolLimits, PreparedRequest, split_url};
+pub(crate) use query::{EngineQuery, EngineQueryError};
 pub use response_parser::{NotHttp, ResponseParser};

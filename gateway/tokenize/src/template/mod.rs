@@ -188,6 +188,10 @@ fn concatenation_part(value: Value) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, problem))
 }
 
+/// Bytes that one `memcpy` copies to the rendered text. Older versions of glibc copy 4 KiB and more with `rep movsb`, which Zen 3
+/// executes at 4 GB/s if the destination is not aligned (<https://lunnova.dev/articles/ryzen-slow-short-rep-mov/>).
+const COPIED_AT_ONCE: usize = 2048;
+
 /// The rendered text, with a size limit.
 struct BoundedOutput {
     text: Vec<u8>,
@@ -214,7 +218,7 @@ impl io::Write for BoundedOutput {
             self.truncated = true;
             return Err(io::Error::from(io::ErrorKind::FileTooLarge));
         }
-        self.text.extend_from_slice(bytes);
+        bytes.chunks(COPIED_AT_ONCE).for_each(|piece| self.text.extend_from_slice(piece));
         self.written.store(self.text.len(), Ordering::Relaxed);
         Ok(bytes.len())
     }
