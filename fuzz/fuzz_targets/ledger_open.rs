@@ -21,7 +21,8 @@ fn intact() -> &'static [Vec<u8>; 2] {
         let files = [ledger::bytes_for(SIZE), catalog::bytes_for(SIZE)]
             .map(|length| memfd("fuzz", length, PageMode::Normal).unwrap().0);
         let OpenedLedger::Empty(blank) = Ledger::open(&files[0], SIZE).unwrap() else { unreachable!() };
-        let ledger = blank.start(SegmentIdentity { segment: [1, 2], ..SegmentIdentity::default() }).unwrap();
+        let ledger =
+            blank.start(SegmentIdentity { segment: [1, 2], ..SegmentIdentity::default() }, false).unwrap();
         ledger.open_catalog(&files[1]).unwrap();
         for number in 0..12_u64 {
             let (offset, size) = (number * 4096, 100 + number);

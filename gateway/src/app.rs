@@ -173,7 +173,7 @@ pub async fn start(
     if let Some(health) = options.upstream.health_limits() {
         let client = trust.http_client().pool_max_idle_per_host(0).build()?;
         let (reader, requests, check_limits, stop) =
-            (fleet.clone(), client.clone(), health.clone(), supervisor.token());
+            (fleet.clone(), client, health.clone(), supervisor.token());
         supervisor.spawn_restarted("suspect-health-checks", move || {
             probe_suspects(
                 reader.clone(),

@@ -1,4 +1,5 @@
-"""Who understands whom over RDMA: our client and Mooncake's, our store node and Mooncake's. For the machine of `machine`.
+"""Who understands whom over RDMA: our client and Mooncake's, our store node and Mooncake's; and whether our node can be replaced
+without a loss. For the machine of `machine`.
 
 interop.py MOONGATE MOONCAKE
 MOONGATE is our program, built with the feature rdma; MOONCAKE is where kvstore/testkit/mooncake/setup has installed it.
@@ -10,6 +11,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 moongate, mooncake = sys.argv[1], pathlib.Path(sys.argv[2])
@@ -78,14 +80,14 @@ def master(whose):
     return process, f"{HOST}:{rpc}"
 
 
-def our_node(address):
+def our_node(address, *flags):
     variables = {
         "MOONCAKE_MASTER": address,
         "MOONCAKE_LOCAL_HOSTNAME": HOST,
         "MOONCAKE_GLOBAL_SEGMENT_SIZE": "64mb",
         "MOONCAKE_PROTOCOL": "rdma",
     }
-    process = Process("node", [moongate, "store", "--port=0", "--allow-peers=0.0.0.0/0,::/0"], variables)
+    process = Process("node", [moongate, "store", "--port=0", "--allow-peers=0.0.0.0/0,::/0", *flags], variables)
     process.until("this node serves transfers over RDMA")
     process.until("store node ready")
     return process
@@ -154,6 +156,65 @@ def check(what, writer, reader):
     print(f"{what}: {len(SIZES)} objects right, {sent} packets, {time.monotonic() - began:.1f} s", flush=True)
 
 
+def replace_node():
+    """Replaces our node, whose memory is a holder's, while our client puts objects: once by a signal, as an upgrade does, and once
+    by a kill. Both clients then find every object that a put has reported as stored, before, while and after the node was replaced.
+    Mooncake's clients are started anew: one that was connected to the node waits forever for the software device's completions."""
+    socket = work / "holder.sock"
+    holder = Process("holder", [moongate, "store-holder", f"--socket={socket}"], {})
+    process, address = master("ours")
+    memory = ["--memory", f"holder:{socket}"]
+    ours, stored, failed, done = Ours(address), {}, [], threading.Event()
+
+    def write():
+        while not done.is_set():
+            number = len(stored) + len(failed)
+            key, size = f"ours-{number}", 300_000 + number
+            try:
+                ours.put(key, size)
+                stored[key] = size
+            except SystemExit:
+                failed.append(key)
+
+    def stored_more(count):
+        least = len(stored) + count
+        while len(stored) < least and writer.is_alive():
+            time.sleep(0.05)
+
+    with holder, process:
+        holder.until("listening on")
+        node = our_node(address, *memory)
+        with Theirs("their-writer", address, 0) as theirs:
+            for number in range(40):
+                key, size = f"theirs-{number}", 100_000 + 1_000 * number
+                theirs.put(key, size)
+                stored[key] = size
+        writer = threading.Thread(target=write, daemon=True)
+        writer.start()
+        for stop in ["SIGTERM", "SIGKILL"]:
+            stored_more(2)
+            if stop == "SIGTERM":
+                node.child.terminate()
+            else:
+                node.child.kill()
+            node.child.wait()
+            # The puts of this time wait for the node, or fail.
+            time.sleep(1)
+            node = our_node(address, *memory)
+            print(f"{stop}: {node.until('restored').split(': ', 1)[-1]}", flush=True)
+        stored_more(2)
+        done.set()
+        writer.join()
+        with node, Theirs("their-reader", address, 0) as theirs:
+            sent = packets()
+            lost = [key for key in stored if not theirs.has(key)]
+            lost += [key for key in list(stored)[::8] if not ours.has(key)]
+            sent, least = packets() - sent, sum(stored.values()) // PAYLOAD
+            if lost or sent < least:
+                sys.exit(f"{len(lost)} of {len(stored)} objects are lost: {lost}; {sent} packets of {least}")
+    print(f"node replaced twice: {len(stored)} objects, none lost; {len(failed)} puts failed meanwhile", flush=True)
+
+
 process, address = master("ours")
 with process, our_node(address), Theirs("their-client", address, 0) as theirs:
     ours = Ours(address)
@@ -165,4 +226,5 @@ process, address = master("theirs")
 with process, Theirs("their-node", address, 64):
     ours = Ours(address)
     check("our client, their node", ours, ours)
+replace_node()
 print("all right")

@@ -43,7 +43,8 @@ enum HealthCheckError {
 impl HealthCheckError {
     /// Whether the check says nothing about the engine: the gateway had no connection left for it.
     fn is_own(&self) -> bool {
-        matches!(self, Self::Query(EngineQueryError::Exchange { error: LegError::NoConnectionLeft, .. }))
+        let Self::Query(EngineQueryError::Exchange { error, .. }) = self else { return false };
+        matches!(**error, LegError::NoConnectionLeft)
     }
 }
 
@@ -250,7 +251,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_engine_has_one_check_at_a_time_and_is_dropped_with_its_listing() {
+    async fn an_engine_has_one_check_at_a_time_until_it_is_delisted() {
         let mut engines = HashMap::new();
         assert_eq!(due(&mut engines, &fleet(1)), 1, "the first check is at once");
         tokio::time::advance(INTERVAL * 3).await;

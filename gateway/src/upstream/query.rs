@@ -30,7 +30,7 @@ pub(crate) enum EngineQueryError {
     #[error("GET {uri}: no response in {limit:?}")]
     TimedOut { uri: Uri, limit: Duration },
     #[error("GET {uri}: {error}")]
-    Exchange { uri: Uri, error: LegError },
+    Exchange { uri: Uri, error: Box<LegError> },
     #[error("GET {uri}: the response is larger than {max_bytes} bytes")]
     TooLarge { uri: Uri, max_bytes: usize },
 }
@@ -38,14 +38,14 @@ pub(crate) enum EngineQueryError {
 impl ConnectionPool {
     /// Sends a query on a connection of the pool, which requests of clients use, too. Any status is a success.
     pub(crate) async fn query(&self, query: &EngineQuery) -> Result<(StatusCode, Vec<u8>), EngineQueryError> {
-        let uri = || query.uri.clone();
-        timeout(query.limit, self.query_unlimited(query))
-            .await
-            .unwrap_or_else(|_| Err(EngineQueryError::TimedOut { uri: uri(), limit: query.limit }))
+        match timeout(query.limit, self.query_unlimited(query)).await {
+            Ok(result) => result,
+            Err(_) => Err(EngineQueryError::TimedOut { uri: query.uri.clone(), limit: query.limit }),
+        }
     }
 
     async fn query_unlimited(&self, query: &EngineQuery) -> Result<(StatusCode, Vec<u8>), EngineQueryError> {
-        let failed = |error| EngineQueryError::Exchange { uri: query.uri.clone(), error };
+        let failed = |error| EngineQueryError::Exchange { uri: query.uri.clone(), error: Box::new(error) };
         let request = PreparedRequest {
             method: Method::GET,
             uri: query.uri.clone(),
@@ -103,6 +103,7 @@ mod tests {
     async fn engine(responses: &'static [&'static str]) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
+        #[expect(clippy::disallowed_methods, reason = "the test's runtime ends the server")]
         tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
                 for response in responses {
@@ -147,6 +148,6 @@ mod tests {
 
         let error = pool(&address, 0).query(&EngineQuery { limit: Duration::from_secs(9), ..query() }).await;
         let Err(EngineQueryError::Exchange { error, .. }) = error else { panic!("{error:?}") };
-        assert!(matches!(error, LegError::NoConnectionLeft), "{error}");
+        assert!(matches!(*error, LegError::NoConnectionLeft), "{error}");
     }
 }

@@ -19,6 +19,7 @@ fn open(folder: &std::path::Path) -> SegmentMemory {
         size: SIZE,
         pages: PageMode::Normal,
         placement: NumaPlacement::Anywhere,
+        direct_writes: false,
     };
     SegmentMemory::open(&options, |base| SegmentIdentity {
         name: "bench".into(),

@@ -189,6 +189,13 @@ impl Ledger {
         Ok(())
     }
 
+    /// Whether peers write to the memory directly, over RDMA. Then the ledger has no entries, and the master is the only one that
+    /// can say which ranges are complete.
+    #[must_use]
+    pub fn has_direct_writes(&self) -> bool {
+        self.header.lock().direct_writes
+    }
+
     #[must_use]
     pub fn identity(&self) -> SegmentIdentity {
         self.header.lock().identity.clone()
@@ -295,13 +302,13 @@ impl Ledger {
 }
 
 impl EmptyLedger {
-    /// Starts a new segment.
+    /// Starts a new segment. `direct_writes`: see [`Ledger::has_direct_writes`].
     ///
     /// # Errors
     /// [`LedgerError::Name`].
-    pub fn start(self, identity: SegmentIdentity) -> Result<Ledger, LedgerError> {
+    pub fn start(self, identity: SegmentIdentity, direct_writes: bool) -> Result<Ledger, LedgerError> {
         let identity = SegmentIdentity { size: self.size, ..identity };
-        let header = LedgerHeader { generation: 1, boot: header::boot(), identity };
+        let header = LedgerHeader { generation: 1, boot: header::boot(), direct_writes, identity };
         // A process killed here leaves no header, and the next one starts over.
         LedgerHeader::erase(&self.table.memory)?;
         for slot in self.table.touched(&self.lock) {

@@ -38,6 +38,8 @@ pub struct SegmentOptions {
     pub pages: PageMode,
     /// NUMA placement of new pages.
     pub placement: NumaPlacement,
+    /// Whether peers write to the memory directly, over RDMA, so that the ledger cannot record which ranges are complete.
+    pub direct_writes: bool,
 }
 
 /// An open segment: memory that peers write to, and its ledger.
@@ -80,7 +82,7 @@ struct SegmentFds {
 
 impl SegmentMemory {
     /// Opens a segment with its content, or creates a new one. `identity` is called with the base address for a new segment. A segment of
-    /// another size is dropped and recreated.
+    /// another size, or with other [`SegmentOptions::direct_writes`], is dropped and recreated.
     ///
     /// # Errors
     /// When it is in use by another process, or not enough memory is available.
@@ -98,7 +100,9 @@ impl SegmentMemory {
             SegmentBacking::Folder(folder) => from_folder(folder, options)?,
         };
         let opened = match Ledger::open(&fds.ledger, options.size)? {
-            OpenedLedger::Existing(ledger) if !fds.is_new => Self::restore(options, fds.memory, ledger),
+            OpenedLedger::Existing(ledger) if !fds.is_new && is_compatible(options, &ledger) => {
+                Self::restore(options, fds.memory, ledger)
+            }
             // Entries without their memory, or memory without its entries, are useless.
             OpenedLedger::Existing(ledger) => Self::create(options, fds.memory, ledger.wipe(), identity),
             OpenedLedger::Empty(empty) => Self::create(options, fds.memory, empty, identity),
@@ -109,6 +113,9 @@ impl SegmentMemory {
 
     /// Opens the object catalog. A segment works without one, but its objects cannot be restored to a master that has lost its log.
     fn open_catalog(&self, options: &SegmentOptions) {
+        if options.direct_writes {
+            return;
+        }
         let opened = match &options.backing {
             SegmentBacking::Process => return,
             SegmentBacking::Holder(holder) => catalog_of_holder(holder, options),
@@ -141,6 +148,7 @@ impl SegmentMemory {
         file: File,
         from: u64,
         size: u64,
+        direct_writes: bool,
         identity: impl FnOnce(u64) -> SegmentIdentity,
     ) -> Result<Self, SegmentError> {
         let region = MappedRegion::part(file.into(), from, size, None)?;
@@ -149,7 +157,7 @@ impl SegmentMemory {
             OpenedLedger::Empty(empty) => empty,
             OpenedLedger::Existing(ledger) => ledger.wipe(),
         };
-        let ledger = ledger.start(identity(region.base()))?;
+        let ledger = ledger.start(identity(region.base()), direct_writes)?;
         Ok(Self { region: Arc::new(region), ledger: Arc::new(ledger), is_restored: false })
     }
 
@@ -165,12 +173,16 @@ impl SegmentMemory {
             ledger.mark_verified()?;
         }
         let counts = ledger.counts();
-        tracing::info!(
-            "{name}: restored {} ranges, {} of {} bytes",
-            counts.entries,
-            counts.bytes,
-            options.size
-        );
+        if ledger.has_direct_writes() {
+            tracing::info!("{name}: restored {} bytes, which peers write over RDMA", options.size);
+        } else {
+            tracing::info!(
+                "{name}: restored {} ranges, {} of {} bytes",
+                counts.entries,
+                counts.bytes,
+                options.size
+            );
+        }
         Ok(Self { region: Arc::new(region), ledger: Arc::new(ledger), is_restored: true })
     }
 
@@ -182,9 +194,20 @@ impl SegmentMemory {
     ) -> Result<Self, SegmentError> {
         let region = map(options, memory, None)?;
         region.set_placement(options.placement);
-        let ledger = empty.start(identity(region.base()))?;
+        let ledger = empty.start(identity(region.base()), options.direct_writes)?;
         Ok(Self { region: Arc::new(region), ledger: Arc::new(ledger), is_restored: false })
     }
+}
+
+/// Whether the segment's content can be used with the options. A ledger says nothing about direct writes, and without a ledger
+/// nothing says which ranges a process without them wrote.
+fn is_compatible(options: &SegmentOptions, ledger: &Ledger) -> bool {
+    let is_same = ledger.has_direct_writes() == options.direct_writes;
+    if !is_same {
+        let change = if options.direct_writes { "turned on" } else { "turned off" };
+        tracing::warn!("{}: RDMA was {change}; the segment's content is dropped", ledger.identity().name);
+    }
+    is_same
 }
 
 fn map(

@@ -35,6 +35,7 @@ fn open(backing: SegmentBacking) -> SegmentMemory {
         size: SIZE,
         pages: PageMode::Normal,
         placement: NumaPlacement::Anywhere,
+        direct_writes: false,
     };
     SegmentMemory::open(&options, |base| SegmentIdentity {
         name: "crash".into(),

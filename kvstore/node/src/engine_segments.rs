@@ -87,11 +87,11 @@ impl<'a> SharedFileRange<'a> {
         Some(Self { name: name?, offset: offset?, size: data.get("size")?.as_u64()? })
     }
 
-    fn open(&self) -> Result<SegmentMemory, SharedFileError> {
-        self.map().map_err(|source| SharedFileError { name: self.name.to_owned(), source })
+    fn open(&self, direct_writes: bool) -> Result<SegmentMemory, SharedFileError> {
+        self.map(direct_writes).map_err(|source| SharedFileError { name: self.name.to_owned(), source })
     }
 
-    fn map(&self) -> Result<SegmentMemory, SharedFileMapError> {
+    fn map(&self, direct_writes: bool) -> Result<SegmentMemory, SharedFileMapError> {
         let mut options = File::options();
         // NOFOLLOW refuses symbolic links, and NONBLOCK avoids waiting for the writer of a pipe.
         let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
@@ -105,7 +105,8 @@ impl<'a> SharedFileRange<'a> {
         if owner != own {
             return Err(SharedFileMapError::OtherOwner { owner, own });
         }
-        Ok(SegmentMemory::from_file(file, self.offset, self.size, |base| new_identity(base, self.size))?)
+        let identity = |base| new_identity(base, self.size);
+        Ok(SegmentMemory::from_file(file, self.offset, self.size, direct_writes, identity)?)
     }
 }
 
@@ -118,7 +119,7 @@ struct EngineSegmentsApi {
 impl EngineSegmentsApi {
     async fn mount_part(&self, part: &SharedFileRange<'_>) -> Result<Uuid, EngineMountError> {
         self.segments.check_capacity(part.size)?;
-        Ok(self.segments.mount_segment(part.open()?).await?)
+        Ok(self.segments.mount_segment(part.open(self.segments.fabric.is_some())?).await?)
     }
 }
 

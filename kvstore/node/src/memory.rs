@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use crate::args::{NodeArgs, PageModeArg, SegmentBackingArg};
 use crate::config::NodeConfig;
 use crate::error::NodeStartError;
+use crate::rdma;
 
 /// Pause between attempts to open memory that another process still uses.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -37,6 +38,7 @@ pub(crate) async fn open_memory(
             PageModeArg::Huge => PageMode::Huge,
         },
         placement: NumaPlacement::default(),
+        direct_writes: rdma::is_configured(config, &flags.memory),
     };
     loop {
         // Opening blocks for a while after a reboot, because memory in a file on a disk is verified then.

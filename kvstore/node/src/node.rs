@@ -262,8 +262,7 @@ impl PreparedNode {
         let endpoint = host.endpoint(listeners.handshake.local_addr()?.port());
         let identity = resolve_identity(&segment.ledger, &endpoint, segment.is_restored)?;
         let pool = Arc::new(SegmentPool::default());
-        let served =
-            rdma::open(config, is_persistent, &segment.region, disk.as_deref().map(NodeDisk::buffer));
+        let served = rdma::open(config, memory, &segment.region, disk.as_deref().map(NodeDisk::buffer));
         let mounted = MountedSegment::new(segment, uuid(identity.segment), identity.base, is_persistent);
         pool.add(Arc::new(mounted.with_rdma(served.segment)));
         if disk.as_ref().is_some_and(|disk| !pool.add_buffer(disk.buffer(), served.buffer)) {

@@ -1,7 +1,8 @@
 //! RDMA transfers of a node, if the configuration enables them.
 //!
-//! RDMA writes bypass this process: they are not recorded in the ledger and get no checksum. So only process memory is
-//! served over RDMA, and the descriptor announces no checksums.
+//! RDMA writes bypass this process: they are not recorded in the ledger and get no checksum, and the descriptor announces no
+//! checksums. Memory of a holder is complete after a restart all the same: what a peer wrote before it reported its object to the
+//! master is in the memory, which has outlived the process. A file may have lost writes at a reboot, so that it is not served over RDMA.
 
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use moongate_rdma::{PROTOCOL, RdmaAcceptor, RdmaFabric, RdmaSetupError, Register
 use moongate_transfer::SegmentDescriptor;
 use moongate_transfer::handshake::{HandshakeHandler, HandshakeKind, TcpHandshakeHandler};
 
+use crate::args::SegmentBackingArg;
 use crate::config::{NodeConfig, TCP_PROTOCOL};
 
 /// Why a node that is configured for another protocol than TCP does not serve RDMA.
@@ -17,8 +19,10 @@ use crate::config::{NodeConfig, TCP_PROTOCOL};
 enum RdmaServeError {
     #[error("unknown protocol `{0}`, write rdma or tcp")]
     UnknownProtocol(String),
-    #[error("persistent memory needs a record of each write, which RDMA bypasses; use --memory process")]
-    PersistentMemory,
+    #[error(
+        "memory in a folder needs a record of each write, which RDMA bypasses; use a holder, or --memory process"
+    )]
+    MemoryInFolder,
     #[error(transparent)]
     Setup(#[from] RdmaSetupError),
 }
@@ -32,17 +36,23 @@ pub(crate) struct RdmaRegistrations {
     pub(crate) buffer: Option<RegisteredMemory>,
 }
 
+/// Whether peers may write to the memory over RDMA. It depends on the configuration only: a device that is missing at one start does
+/// not change what the memory holds.
+pub(crate) fn is_configured(config: &NodeConfig, memory: &SegmentBackingArg) -> bool {
+    config.protocol == PROTOCOL && !matches!(memory, SegmentBackingArg::Folder(_))
+}
+
 /// Opens the configured devices and registers memory with them. On failure, logs the reason and falls back to TCP.
 pub(crate) fn open(
     config: &NodeConfig,
-    is_persistent: bool,
+    memory: &SegmentBackingArg,
     segment: &Arc<MappedRegion>,
     buffer: Option<&Arc<MappedRegion>>,
 ) -> RdmaRegistrations {
     if config.protocol == TCP_PROTOCOL {
         return RdmaRegistrations::default();
     }
-    match serve(config, is_persistent, segment, buffer) {
+    match serve(config, memory, segment, buffer) {
         Ok(served) => {
             tracing::info!("this node serves transfers over RDMA and TCP");
             served
@@ -56,15 +66,15 @@ pub(crate) fn open(
 
 fn serve(
     config: &NodeConfig,
-    is_persistent: bool,
+    memory: &SegmentBackingArg,
     segment: &Arc<MappedRegion>,
     buffer: Option<&Arc<MappedRegion>>,
 ) -> Result<RdmaRegistrations, RdmaServeError> {
     if config.protocol != PROTOCOL {
         return Err(RdmaServeError::UnknownProtocol(config.protocol.clone()));
     }
-    if is_persistent {
-        return Err(RdmaServeError::PersistentMemory);
+    if !is_configured(config, memory) {
+        return Err(RdmaServeError::MemoryInFolder);
     }
     let fabric = Arc::new(RdmaFabric::open(&config.devices)?);
     let segment = fabric.register(segment)?;

@@ -88,6 +88,7 @@ impl SegmentMounter {
             size,
             pages: PageMode::Normal,
             placement: NumaPlacement::default(),
+            direct_writes: self.fabric.is_some(),
         };
         self.mount_segment(SegmentMemory::open(&options, |base| new_identity(base, size))?).await
     }

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use arc_swap::ArcSwap;
 use mooncake_wire::types::Uuid;
 use moongate_memory::catalog::CatalogCounts;
-use moongate_memory::ledger::LedgerWriteOutcome;
+use moongate_memory::ledger::{LedgerWrite, LedgerWriteOutcome};
 use moongate_memory::{Ledger, MappedRegion, Scrubber, SegmentMemory};
 use moongate_rdma::RegisteredMemory;
 use moongate_transfer::SegmentBuffer;
@@ -33,9 +33,11 @@ pub(crate) struct MountedSegment {
     /// Registration with RDMA devices, if it is served over RDMA too.
     registered: Option<RegisteredMemory>,
     ledger: Arc<Ledger>,
-    /// Whether it contains an earlier process's writes: then only ranges that were written completely are readable.
-    is_restored: bool,
-    /// Whether it outlives the process. Then every write gets a checksum, not only transfers that carry one.
+    /// Whether only ranges in the ledger are readable, because an earlier process may have ended during a write.
+    needs_record: bool,
+    /// Whether peers write over RDMA, of which the ledger has no record.
+    has_direct_writes: bool,
+    /// Whether it outlives the process.
     pub(crate) is_persistent: bool,
     /// Offsets and sizes of ranges that failed their checksum.
     damaged: Mutex<Vec<(u64, u64)>>,
@@ -57,6 +59,7 @@ pub(crate) struct SegmentScrubResult {
 impl MountedSegment {
     /// A segment under an id, without RDMA.
     pub(crate) fn new(segment: SegmentMemory, id: Uuid, base: u64, is_persistent: bool) -> Self {
+        let has_direct_writes = segment.ledger.has_direct_writes();
         Self {
             id,
             base,
@@ -64,7 +67,8 @@ impl MountedSegment {
             region: segment.region,
             registered: None,
             ledger: segment.ledger,
-            is_restored: segment.is_restored,
+            needs_record: segment.is_restored && !has_direct_writes,
+            has_direct_writes,
             is_persistent,
             damaged: Mutex::default(),
             scrubber: Mutex::new(Scrubber::new()),
@@ -72,9 +76,9 @@ impl MountedSegment {
     }
 
     /// Merged ranges, as ascending start and end offsets, that an earlier process wrote completely. None if there was no earlier
-    /// process.
+    /// process, or if the master alone can say which ranges are complete.
     pub(crate) fn intact_ranges(&self) -> Option<Vec<(u64, u64)>> {
-        if !self.is_restored {
+        if !self.needs_record {
             return None;
         }
         let (mut intact, mut from): (Vec<(u64, u64)>, u64) = (Vec::new(), 0);
@@ -107,13 +111,25 @@ impl MountedSegment {
     }
 
     fn is_readable(&self, offset: u64, size: u64) -> bool {
-        let is_complete = !self.is_restored || self.ledger.covers(offset, size);
+        let is_complete = !self.needs_record || self.ledger.covers(offset, size);
         is_complete
             && self
                 .damaged
                 .lock()
                 .iter()
                 .all(|(start, length)| start + length <= offset || offset + size <= *start)
+    }
+
+    /// Whether every write is recorded with a checksum, not only transfers that carry one.
+    fn needs_checksums(&self) -> bool {
+        self.is_persistent && !self.has_direct_writes
+    }
+
+    /// Records a complete write. False if the content of its range is undefined, because another write touched it meanwhile.
+    fn record(&self, writing: LedgerWrite<'_>, crc: u32) -> bool {
+        // A record would become wrong when a peer overwrites the range over RDMA.
+        // A write that the full ledger could not record is complete too; only a later process will not serve it.
+        self.has_direct_writes || writing.finish(crc) != LedgerWriteOutcome::Overlapped
     }
 
     fn clear_damage(&self, offset: u64, size: u64) {
@@ -244,9 +260,9 @@ impl SegmentPool {
         if !all_written {
             return Err(DamagedRangeError(span).into());
         }
-        if segment.is_persistent {
+        if segment.needs_checksums() {
             let crc = segment.region.crc32c(offset, span.size).map_err(|_| DamagedRangeError(span))?;
-            if writing.finish(crc) == LedgerWriteOutcome::Overlapped {
+            if !segment.record(writing, crc) {
                 return Err(DamagedRangeError(span).into());
             }
         }
@@ -318,14 +334,15 @@ mod tests {
     const SIZE: u64 = 1 << 20;
     const BASE: u64 = 1 << 40;
 
-    /// A pool with one persistent segment.
-    fn pool() -> SegmentPool {
+    /// A pool with one persistent segment, which has an earlier process's writes if it is restored.
+    fn pool(direct_writes: bool, is_restored: bool) -> SegmentPool {
         let options = SegmentOptions {
             backing: SegmentBacking::Process,
             label: "pool".to_owned(),
             size: SIZE,
             pages: PageMode::Normal,
             placement: NumaPlacement::default(),
+            direct_writes,
         };
         let identity = |base| SegmentIdentity {
             segment: [1, 2],
@@ -334,7 +351,7 @@ mod tests {
             base,
             size: SIZE,
         };
-        let segment = SegmentMemory::open(&options, identity).unwrap();
+        let segment = SegmentMemory { is_restored, ..SegmentMemory::open(&options, identity).unwrap() };
         let pool = SegmentPool::default();
         assert!(pool.add(Arc::new(MountedSegment::new(segment, Uuid { first: 1, second: 2 }, BASE, true))));
         pool
@@ -352,7 +369,7 @@ mod tests {
 
     #[test]
     fn overlapped_transfer_is_reported_and_the_next_succeeds() {
-        let pool = pool();
+        let pool = pool(false, false);
         let (mut peer, socket) = sockets();
         peer.write_all(&[7; 300]).unwrap();
         let mut other = |_| {
@@ -372,5 +389,31 @@ mod tests {
         assert!(pool.receive(&socket, span(0, 100), true, &mut |_| Ok(true)).unwrap());
         assert_eq!(pool.verify(span(0, 100)), Ok(()));
         assert!(pool.checksum(span(0, 100)).is_some());
+    }
+
+    #[test]
+    fn restored_ranges_need_a_record_unless_peers_write_directly() {
+        for direct_writes in [false, true] {
+            let pool = pool(direct_writes, true);
+            assert_eq!(pool.is_readable(span(0, 100)), direct_writes);
+            let intact = pool.segments()[0].intact_ranges();
+            assert_eq!(intact, (!direct_writes).then(Vec::new));
+
+            let (mut peer, socket) = sockets();
+            for needs_checksum in [false, true] {
+                peer.write_all(&[7; 100]).unwrap();
+                assert!(pool.receive(&socket, span(0, 100), needs_checksum, &mut |_| Ok(true)).unwrap());
+            }
+            let filled = pool.fill(span(100, 50), |put| {
+                put(0, &[8; 50]);
+                Ok::<_, DamagedRangeError>(())
+            });
+            assert_eq!(filled, Ok(()));
+            // A record would become wrong when a peer overwrites the range.
+            let counts = pool.segments()[0].ledger().counts();
+            assert_eq!(counts.entries, if direct_writes { 0 } else { 2 });
+            assert!(pool.is_readable(span(0, 150)));
+            assert_eq!(pool.verify(span(0, 100)), Ok(()));
+        }
     }
 }

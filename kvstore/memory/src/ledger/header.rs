@@ -11,8 +11,9 @@ pub const MAX_NAME: usize = 1024;
 const COPY: usize = 2048;
 const MAGIC: &[u8; 8] = b"moonseg\0";
 const VERSION: u32 = 1;
-/// Offsets of the name and of the checksum.
+/// Offsets of the name, of whether peers write directly, and of the checksum.
 const NAME: usize = 88;
+const DIRECT_WRITES: usize = NAME + MAX_NAME;
 const SEAL: usize = COPY - 4;
 
 /// Identity of a segment at the master and its clients.
@@ -36,6 +37,8 @@ pub(super) struct LedgerHeader {
     pub(super) generation: u64,
     /// Boot id of the machine when it was written.
     pub(super) boot: u128,
+    /// Whether peers write to the memory directly. Releases that lack this field wrote 0.
+    pub(super) direct_writes: bool,
     pub(super) identity: SegmentIdentity,
 }
 
@@ -80,6 +83,8 @@ impl LedgerHeader {
         }
         bytes.extend(self.boot.to_le_bytes());
         bytes.extend(name.as_bytes());
+        bytes.resize(DIRECT_WRITES, 0);
+        bytes.push(self.direct_writes.into());
         bytes.resize(SEAL, 0);
         bytes.extend(Crc32c::of(&bytes).to_le_bytes());
         <[u8; COPY]>::try_from(bytes).map_err(|_| LedgerError::Io(io::ErrorKind::InvalidData.into()))
@@ -99,6 +104,7 @@ impl LedgerHeader {
         Some(Self {
             generation: word(16)?,
             boot: u128::from_le_bytes(body.get(72..NAME)?.try_into().ok()?),
+            direct_writes: *body.get(DIRECT_WRITES)? != 0,
             identity: SegmentIdentity {
                 size: word(24)?,
                 base: word(32)?,
@@ -129,7 +135,7 @@ mod tests {
             base: 0x1234_5000,
             size: 1 << 30,
         };
-        LedgerHeader { generation, boot: boot(), identity }
+        LedgerHeader { generation, boot: boot(), direct_writes: generation % 2 == 1, identity }
     }
 
     #[test]

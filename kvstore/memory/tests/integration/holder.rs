@@ -48,6 +48,7 @@ fn segment_options(backing: SegmentBacking, size: u64) -> SegmentOptions {
         size,
         pages: PageMode::Normal,
         placement: NumaPlacement::Anywhere,
+        direct_writes: false,
     }
 }
 
@@ -133,6 +134,34 @@ fn one_holder_per_path_and_a_killed_one_is_replaced() {
     drop(stale);
     assert_eq!(TestHolder::start(&path).holder().names().unwrap(), [""; 0]);
     assert!(HolderServer::bind(&folder.path().join("no/folder"), MIB).is_err());
+}
+
+#[test]
+fn content_is_dropped_when_direct_writes_are_turned_on_or_off() {
+    let folder = tempfile::tempdir().unwrap();
+    let running = TestHolder::start(&folder.path().join("holder"));
+    let open = |direct_writes| {
+        let options = segment_options(SegmentBacking::Holder(running.holder()), MIB);
+        let options = SegmentOptions { direct_writes, ..options };
+        SegmentMemory::open(&options, |base| SegmentIdentity {
+            segment: [fastrand::u64(..), 2],
+            ..identity_of("node")(base)
+        })
+        .unwrap()
+    };
+    let mut last = open(false);
+    write(&last, 0, b"moon");
+    for direct_writes in [false, true, true, false] {
+        let (before, had_direct_writes) = (last.ledger.identity(), last.ledger.has_direct_writes());
+        drop(last);
+        last = open(direct_writes);
+        let is_kept = direct_writes == had_direct_writes;
+        assert_eq!((last.is_restored, last.ledger.identity() == before), (is_kept, is_kept));
+        assert_eq!(last.ledger.has_direct_writes(), direct_writes);
+        // An object catalog needs a ledger.
+        assert_eq!(last.ledger.catalog_counts().is_none(), direct_writes);
+    }
+    assert!(!last.ledger.covers(0, 4));
 }
 
 #[test]

@@ -22,7 +22,7 @@ fn identity(name: &str) -> SegmentIdentity {
 
 fn start(memory: &OwnedFd, size: u64) -> Ledger {
     match Ledger::open(memory, size).unwrap() {
-        OpenedLedger::Empty(empty) => empty.start(SegmentIdentity { size, ..identity("a") }).unwrap(),
+        OpenedLedger::Empty(empty) => empty.start(SegmentIdentity { size, ..identity("a") }, false).unwrap(),
         OpenedLedger::Existing(_) => unreachable!("new memory"),
     }
 }
@@ -77,7 +77,7 @@ fn a_wiped_ledger_is_empty_after_reopening() {
     let region = MappedRegion::anonymous(SIZE, PageMode::Normal).unwrap();
     let ledger = start(&memory, SIZE);
     write(&ledger, &region, 0, b"moon");
-    let ledger = ledger.wipe().start(identity("b")).unwrap();
+    let ledger = ledger.wipe().start(identity("b"), false).unwrap();
     assert_eq!(ledger.counts().entries, 0);
     drop(ledger);
     assert_eq!(reopen(&memory, SIZE).entries(0, 9), []);
@@ -178,7 +178,7 @@ fn ledger_memory_grows_with_the_number_of_entries() {
     assert!(allocated() <= 10 * 4096, "{}", allocated());
     drop(ledger);
     let restarted =
-        reopen(&memory, LARGE).wipe().start(SegmentIdentity { size: LARGE, ..identity("b") }).unwrap();
+        reopen(&memory, LARGE).wipe().start(SegmentIdentity { size: LARGE, ..identity("b") }, false).unwrap();
     assert_eq!(restarted.counts().entries, 0);
     drop(restarted);
     assert_eq!(reopen(&memory, LARGE).counts().entries, 0);

@@ -122,7 +122,7 @@ fn history() -> (Vec<SegmentFilesSnapshot>, WrittenVersions) {
         unreachable!("new memory")
     };
     let identity = SegmentIdentity { segment: [1, 2], name: "a".into(), ..SegmentIdentity::default() };
-    let ledger = empty.start(identity).unwrap();
+    let ledger = empty.start(identity, false).unwrap();
     assert_eq!(ledger.open_catalog(&files.catalog).unwrap(), CatalogCounts::default());
     let (mut live, mut written) = (BTreeMap::new(), BTreeMap::new());
     let mut snapshots = vec![files.snapshot(&live)];
@@ -158,7 +158,7 @@ fn a_report_is_rejected_for_newer_bytes() {
     let OpenedLedger::Empty(empty) = Ledger::open(&files.ledger, SIZE).unwrap() else {
         unreachable!("new memory")
     };
-    let ledger = empty.start(SegmentIdentity::default()).unwrap();
+    let ledger = empty.start(SegmentIdentity::default(), false).unwrap();
     assert_eq!(ledger.record_object(record("a", 0, 10, 1), u64::MAX), RecordOutcome::Unproven);
     write(&ledger, &files.region, 0, &[1; 10]);
     assert_eq!(
@@ -259,6 +259,7 @@ fn truncated_files_reset_and_older_folders_open() {
         size: SIZE,
         pages: PageMode::Normal,
         placement: NumaPlacement::Anywhere,
+        direct_writes: false,
     };
     let open = || {
         SegmentMemory::open(&options, |base| SegmentIdentity {

@@ -2,7 +2,6 @@
 
 use std::io::{self, Read, Write};
 
-use moongate_memory::ledger::LedgerWriteOutcome;
 use moongate_transfer::serve::{AddressRange, DataSocket, TransferTarget};
 
 use super::SegmentPool;
@@ -40,13 +39,12 @@ impl TransferTarget for SegmentPool {
         let (segment, offset) = self.find_or_not_found(span)?;
         let writing = segment.ledger.begin(offset, span.size)?;
         segment.clear_damage(offset, span.size);
-        if !needs_checksum && !segment.is_persistent {
+        if !needs_checksum && !segment.needs_checksums() {
             receive(&segment.region, socket, offset, span.size)?;
             return verify(None);
         }
         let crc = receive_summed(&segment.region, socket, offset, span.size)?;
-        // A write that the full ledger could not record is complete too; only a later process will not serve it.
-        Ok(verify(Some(crc))? && writing.finish(crc) != LedgerWriteOutcome::Overlapped)
+        Ok(verify(Some(crc))? && segment.record(writing, crc))
     }
 
     fn send(&self, socket: &DataSocket, span: AddressRange) -> io::Result<()> {
@@ -84,7 +82,7 @@ impl TransferTarget for SegmentPool {
         }
         // Computed from memory, not from the received bytes: another peer may have written to the range meanwhile.
         let crc = segment.region.crc32c(offset, span.size)?;
-        Ok(verify(source, crc)? && writing.finish(crc) != LedgerWriteOutcome::Overlapped)
+        Ok(verify(source, crc)? && segment.record(writing, crc))
     }
 
     fn send_to(&self, sink: &mut dyn Write, span: AddressRange) -> io::Result<u32> {
