@@ -183,7 +183,8 @@ async fn the_trace_explains_a_failed_prefill() {
     let dying = &engines.prefills[0];
     dying.set_fault(EngineFaultPlan {
         fault: EngineFault::CloseBeforeFirstByte,
-        times: Some(1),
+        // The first may look like an idle connection that the engine has closed, which is replaced without a trace.
+        times: Some(2),
         ..EngineFaultPlan::default()
     });
     // Round robin soon selects the failing engine.

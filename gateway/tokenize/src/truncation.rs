@@ -159,7 +159,7 @@ mod tests {
             let side = [None, Some("left"), Some("right")][side];
             let truncation = PromptTruncation::read(Some(limit), side, true).unwrap().unwrap();
             if let Ok(ids) = truncation.truncate_ids((0..len).collect(), context) {
-                let expected = usize::try_from(limit).unwrap_or_else(|_| context.unwrap() as usize - 1);
+                let expected = usize::try_from(limit).unwrap_or_else(|_| (context.unwrap() as usize).saturating_sub(1));
                 prop_assert_eq!(ids.len(), expected.min(len as usize));
             }
         }
