@@ -13,14 +13,15 @@ const RANKS: usize = 2;
 /// Long enough that a cached prompt is worth more than an even distribution.
 const PROMPT_TOKENS: u64 = 12_000;
 
+/// Without the loads that engines report: one of a moment in which a request ended counts that request as another gateway's, until
+/// the next report up to a second later, so that the rank's next prompt goes to the other one.
+const OWN_LOADS: &str = "--load-interval=0s";
+
 fn with_ranks(config: SimEngineOptions) -> SimEngineOptions {
     SimEngineOptions {
         kv_events: Some(KvEventOptions::default()),
         dp_size: u32::try_from(RANKS).unwrap(),
-        // Slow enough that a cached prompt is also worth more than the wait for a request that the gateway still counts,
-        // because the load that it polled last has it.
-        time_scale: 20.0,
-        ..config
+        ..config.fast()
     }
 }
 
@@ -109,7 +110,7 @@ async fn no_prediction_was_wrong(world: &TestFleet) {
 #[tokio::test(flavor = "multi_thread")]
 async fn ranks_of_workers_are_addressed() {
     for fleet in [TestFleetBuilder::vllm(VllmConnector::Nixl), TestFleetBuilder::sglang()] {
-        let world = fleet.plain(1).tune(with_ranks).start().await;
+        let world = fleet.plain(1).tune(with_ranks).flag(OWN_LOADS).start().await;
         repeated_prompts_return_to_their_rank(&world).await;
         no_prediction_was_wrong(&world).await;
     }
@@ -118,7 +119,7 @@ async fn ranks_of_workers_are_addressed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn ranks_of_pairs_are_addressed() {
     for fleet in [TestFleetBuilder::vllm(VllmConnector::Nixl), TestFleetBuilder::sglang()] {
-        let world = fleet.pairs(1).tune(with_ranks).start().await;
+        let world = fleet.pairs(1).tune(with_ranks).flag(OWN_LOADS).start().await;
         repeated_prompts_return_to_their_rank(&world).await;
         no_prediction_was_wrong(&world).await;
     }
@@ -127,6 +128,11 @@ async fn ranks_of_pairs_are_addressed() {
 /// The decode reports all transferred tokens as cached, so only the prefill's own count can be compared.
 #[tokio::test(flavor = "multi_thread")]
 async fn ranks_of_mooncake_pairs_are_addressed() {
-    let world = TestFleetBuilder::vllm(VllmConnector::Mooncake).pairs(1).tune(with_ranks).start().await;
+    let world = TestFleetBuilder::vllm(VllmConnector::Mooncake)
+        .pairs(1)
+        .tune(with_ranks)
+        .flag(OWN_LOADS)
+        .start()
+        .await;
     repeated_prompts_return_to_their_rank(&world).await;
 }
