@@ -402,6 +402,15 @@ impl LedgerWrite<'_> {
     }
 }
 
+impl LedgerWrite<'_> {
+    /// Call after the last byte instead of [`LedgerWrite::finish`], to leave no entry. False if another write touched the same bytes
+    /// meanwhile.
+    #[must_use]
+    pub fn end_unrecorded(self) -> bool {
+        self.ledger.index.lock().end(self.id).is_some()
+    }
+}
+
 impl Drop for LedgerWrite<'_> {
     fn drop(&mut self) {
         // After `finish` this has no effect.

@@ -36,10 +36,10 @@ pub(crate) struct RdmaRegistrations {
     pub(crate) buffer: Option<RegisteredMemory>,
 }
 
-/// Whether peers may write to the memory over RDMA. It depends on the configuration only: a device that is missing at one start does
-/// not change what the memory holds.
+/// Whether peers may write to the memory over RDMA. It depends on the program and the configuration only: a device that is missing at one
+/// start does not change what the memory holds.
 pub(crate) fn is_configured(config: &NodeConfig, memory: &SegmentBackingArg) -> bool {
-    config.protocol == PROTOCOL && !matches!(memory, SegmentBackingArg::Folder(_))
+    moongate_rdma::IS_BUILT && config.protocol == PROTOCOL && !matches!(memory, SegmentBackingArg::Folder(_))
 }
 
 /// Opens the configured devices and registers memory with them. On failure, logs the reason and falls back to TCP.
@@ -73,7 +73,7 @@ fn serve(
     if config.protocol != PROTOCOL {
         return Err(RdmaServeError::UnknownProtocol(config.protocol.clone()));
     }
-    if !is_configured(config, memory) {
+    if matches!(memory, SegmentBackingArg::Folder(_)) {
         return Err(RdmaServeError::MemoryInFolder);
     }
     let fabric = Arc::new(RdmaFabric::open(&config.devices)?);

@@ -53,3 +53,6 @@ pub use verbs::{RegisteredRegion, WorkCompletionError};
 
 /// Name of this transport in descriptors, masters and configurations.
 pub const PROTOCOL: &str = "rdma";
+
+/// Whether this program is built with RDMA. Without it, opening devices fails.
+pub const IS_BUILT: bool = cfg!(feature = "verbs");
