@@ -13,6 +13,7 @@ mod settings;
 mod sidecar;
 mod store;
 mod store_holder;
+mod store_router;
 mod up;
 
 use std::future::Future;
@@ -52,6 +53,8 @@ enum MoongateSubcommand {
     MasterExitWatcher(master::MasterArgs),
     /// Run a storage node of a Mooncake store, in place of Mooncake's own store service.
     Store(store::StoreNodeArgs),
+    /// Serve a store with several masters under one address.
+    StoreRouter(store_router::StoreRouterArgs),
     /// Put, get and list objects of a store, and measure its throughput.
     Kv(Box<kv::KvArgs>),
     /// Hold a store node's memory while the node is restarted or replaced.
@@ -121,6 +124,10 @@ fn main() -> ExitCode {
             }
             Err(code) => code,
         },
+        MoongateSubcommand::StoreRouter(command) => {
+            let logs = command.logs.clone();
+            run(&logs, |supervisor| store_router::run(command, supervisor))
+        }
         MoongateSubcommand::Kv(command) => {
             let logs = command.logs.clone();
             run(&logs, |supervisor| kv::run(*command, supervisor))

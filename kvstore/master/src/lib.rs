@@ -16,7 +16,6 @@ mod capabilities;
 mod clock;
 mod command;
 mod counters;
-mod dialects;
 pub mod durable;
 mod epochs;
 pub mod events;

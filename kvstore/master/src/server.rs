@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use mooncake_wire::Dialect;
+use mooncake_wire::caller_dialect::DialectRegistry;
+use mooncake_wire::shards::ShardIdentity;
 use mooncake_wire::types::{StorageConfig, Uuid};
 use moongate_master_core::MasterCore;
 use moongate_runtime::PeerTls;
@@ -13,7 +15,6 @@ use moongate_runtime::PeerTls;
 use crate::capabilities::CapabilityIssuer;
 use crate::clock::MonotonicUnixClock;
 use crate::counters::RpcCounters;
-use crate::dialects::DialectRegistry;
 use crate::journal::Journal;
 use crate::object_feed::ObjectFeed;
 use crate::presence::{NodeDeparture, NodePresence};
@@ -137,6 +138,8 @@ pub struct MasterServerOptions {
     pub threads: usize,
     /// Mooncake release assumed for clients whose requests do not identify it.
     pub default_dialect: Dialect,
+    /// Which shard it is, if the store has several masters.
+    pub shard: Option<ShardIdentity>,
     /// Settings of a shared file system, as reported to clients.
     pub storage: StorageConfig<String>,
     /// Whether a node is silent soon after its last connection has closed, instead of after the client TTL. A node whose memory is
@@ -157,6 +160,7 @@ impl Default for MasterServerOptions {
             core: moongate_master_core::MasterCoreOptions::default(),
             threads: 1,
             default_dialect: Dialect::NEWEST,
+            shard: None,
             storage: StorageConfig { fsdir: String::new(), enable_disk_eviction: true, quota_bytes: 0 },
             lost_on_disconnect: true,
             reconnect_time: RECONNECT_TIME,
@@ -179,6 +183,7 @@ pub struct MasterServer {
     pub(crate) unknown_forms: UnknownFormReporter,
     pub(crate) presence: NodePresence,
     pub(crate) upserts: InFlightUpserts,
+    pub(crate) shard: Option<ShardIdentity>,
     pub(crate) storage: StorageConfig<String>,
     pub(crate) limits: RpcLimits,
     pub(crate) tls: Option<PeerTls>,
@@ -219,6 +224,7 @@ impl MasterServer {
                 u64::try_from(options.reconnect_time.as_millis()).unwrap_or(u64::MAX),
             ),
             upserts: InFlightUpserts::default(),
+            shard: options.shard,
             storage: options.storage,
             limits: options.limits,
             tls: options.tls,

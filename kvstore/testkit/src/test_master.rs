@@ -1,6 +1,7 @@
 //! A master in this process, and RPC connections to masters.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,11 +42,15 @@ pub fn start_master() -> TestMaster {
 }
 
 pub fn start_master_with(options: MasterServerOptions) -> TestMaster {
+    start_master_at("127.0.0.1:0".parse().unwrap(), options)
+}
+
+pub fn start_master_at(address: SocketAddr, options: MasterServerOptions) -> TestMaster {
     let (threads, journal) = (options.threads, Arc::new(MemoryJournal::new(1 << 20)));
     let server = Arc::new(MasterServer::new(options, Arc::clone(&journal) as Arc<_>));
     server.leadership.store(Arc::new(LeadershipStatus::standalone()));
     let supervisor = Supervisor::new();
-    let rpc = rpc::serve(&server, "127.0.0.1:0".parse().unwrap(), threads, &supervisor).unwrap();
+    let rpc = rpc::serve(&server, address, threads, &supervisor).unwrap();
     TestMaster { server, journal, rpc, supervisor }
 }
 
@@ -65,7 +70,7 @@ pub async fn start_http_master_with(
     metadata: Option<MetadataServiceOptions>,
     core: MasterCoreOptions,
 ) -> TestHttpMaster {
-    let loopback: std::net::SocketAddr = "127.0.0.1:0".parse().unwrap();
+    let loopback: SocketAddr = "127.0.0.1:0".parse().unwrap();
     let events = KvEventServiceOptions {
         bind: "tcp://127.0.0.1:*".to_owned(),
         replay: None,

@@ -12,6 +12,8 @@ const MAGIC: u8 = 0x15;
 const VERSION: u8 = 0;
 const STRUCT_PACK: u8 = 0;
 const REQUEST_HEADER: usize = 20;
+/// Offset of the sequence number in a request's header.
+const SEQUENCE: usize = 4;
 /// Offset of the attachment's length in a request's header.
 const ATTACHMENT_LENGTH: usize = 16;
 const RESPONSE_HEADER: usize = 16;
@@ -123,7 +125,7 @@ impl FrameHeader for RequestHeader {
             return Err(FrameError::Serialization(*serialization));
         }
         let [Some(sequence), Some(function_id), Some(body), Some(attachment)] =
-            [4, 8, 12, ATTACHMENT_LENGTH].map(|offset| number(bytes, offset))
+            [SEQUENCE, 8, 12, ATTACHMENT_LENGTH].map(|offset| number(bytes, offset))
         else {
             return Ok(None);
         };
@@ -218,6 +220,13 @@ pub fn attach(request: &mut BytesMut, attachment: &[u8]) -> Result<(), PackError
         request.extend_from_slice(attachment);
     }
     Ok(())
+}
+
+/// Changes the sequence number of a request. The buffer must start with a request; otherwise nothing happens.
+pub fn set_sequence(request: &mut [u8], sequence: u32) {
+    if let Some(number) = request.get_mut(SEQUENCE..SEQUENCE + 4) {
+        number.copy_from_slice(&sequence.to_le_bytes());
+    }
 }
 
 /// Adds an attachment to the last response in a buffer, which starts at `start` and has no attachment.

@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 use super::error::{MasterConnectError, RpcError};
 use super::locate::MasterLocator;
 use super::master::MasterClientOptions;
+use super::shard_check;
 use super::session::{MasterSession, PendingCall, SessionEnd};
 use super::transport::RpcTransport;
 
@@ -96,7 +97,12 @@ impl MasterConnection {
         };
         let limit = self.options.connect_timeout;
         let source = match tokio::time::timeout(limit, connecting).await {
-            Ok(Ok(stream)) => return Ok((address, stream)),
+            Ok(Ok(mut stream)) => {
+                if let Some(expected) = self.options.shard {
+                    shard_check::check(&mut stream, &address, expected, limit).await?;
+                }
+                return Ok((address, stream));
+            }
             Ok::<io::Result<_>, _>(Err(error)) => MasterConnectError::Io(Arc::new(error)),
             Err(_) => MasterConnectError::TimedOut(limit),
         };

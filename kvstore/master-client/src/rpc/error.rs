@@ -7,6 +7,7 @@ use std::time::Duration;
 use mooncake_wire::ErrorCode;
 use mooncake_wire::frame::{FrameError, RpcFault};
 use mooncake_wire::pack::{PackError, UnpackError};
+use mooncake_wire::shards::ShardIdentity;
 use moongate_runtime::describe_tls_error;
 
 use super::leader_lookup::LeaderLookupError;
@@ -37,6 +38,16 @@ pub enum RpcError {
     /// A response violates the protocol.
     #[error("{address} violated the RPC protocol: {source}")]
     Protocol { address: Arc<str>, source: RpcProtocolError },
+    /// The master is not the expected shard of its store.
+    #[error(
+        "the master at {address} {} instead of shard {expected}; give the masters in the order of their --shard",
+        actual.map_or_else(|| "has no --shard".to_owned(), |actual| format!("is shard {actual}"))
+    )]
+    OtherShard {
+        address: Arc<str>,
+        expected: ShardIdentity,
+        actual: Option<ShardIdentity>,
+    },
     /// The master accepts the arguments in no known format.
     #[error(
         "{address} accepts the arguments of {method} in no format of Mooncake {oldest} to {newest}: \

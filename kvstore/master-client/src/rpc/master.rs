@@ -16,6 +16,7 @@ use mooncake_wire::pack::{Pack, PackError, Unpack, UnpackError};
 use mooncake_wire::rpc::{
     BatchExistKey, KeysArguments, MasterResult, RpcDefinition, decode_reply, encode_request,
 };
+use mooncake_wire::shards::{ShardIdentity, ShardRequest, decode_list};
 use mooncake_wire::types::DEFAULT_TENANT;
 use moongate_runtime::{BackoffPolicy, Supervisor};
 use tokio::sync::{mpsc, oneshot};
@@ -47,6 +48,9 @@ pub struct MasterClientOptions {
     /// How long a thread busy-polls for the response when a single call is in flight on a connection; zero turns this off. Useful
     /// if responses take only tens of microseconds, and latency matters.
     pub busy_poll: Duration,
+    /// Which shard of its store the master must be. Each connection is checked before its first call, as a call to another shard would
+    /// find none of its objects.
+    pub shard: Option<ShardIdentity>,
 }
 
 impl Default for MasterClientOptions {
@@ -60,6 +64,7 @@ impl Default for MasterClientOptions {
             max_response: 64 << 20,
             retry: BackoffPolicy { initial: Duration::from_millis(50), max: Duration::from_secs(2) },
             busy_poll: Duration::ZERO,
+            shard: None,
         }
     }
 }
@@ -73,7 +78,8 @@ pub struct MasterClient {
 #[derive(Debug)]
 struct MasterClientInner {
     locator: Arc<MasterLocator>,
-    timeout: Duration,
+    options: MasterClientOptions,
+    supervisor: Supervisor,
     queues: Vec<mpsc::Sender<PendingCall>>,
     next_queue: AtomicUsize,
     sequence: AtomicU32,
@@ -111,7 +117,8 @@ impl MasterClient {
         let queues = (0..options.connections.max(1)).map(start).collect();
         let shared = MasterClientInner {
             locator,
-            timeout: options.timeout,
+            options,
+            supervisor: supervisor.clone(),
             queues,
             next_queue: AtomicUsize::new(0),
             sequence: AtomicU32::new(0),
@@ -119,6 +126,12 @@ impl MasterClient {
             authentication,
         };
         Self { shared: Arc::new(shared) }
+    }
+
+    /// A client of another master, a shard of the same store, with the same options and credentials.
+    pub(super) fn shard(&self, address: &str, shard: ShardIdentity) -> Self {
+        let options = MasterClientOptions { shard: Some(shard), ..self.shared.options };
+        Self::authenticated(address, options, self.shared.authentication.clone(), &self.shared.supervisor)
     }
 
     /// This program's credentials, if it authenticates.
@@ -177,7 +190,7 @@ impl MasterClient {
         M::Arguments<S>: Pack,
         M::Reply<String>: for<'a> Unpack<'a>,
     {
-        let limit = self.shared.timeout;
+        let limit = self.shared.options.timeout;
         match tokio::time::timeout(limit, self.call_with_fallback::<M, S>(arguments, attachment)).await {
             Ok(result) => result,
             Err(_) => Err(RpcError::TimedOut { address: self.shared_address(), limit }),
@@ -230,6 +243,31 @@ impl MasterClient {
         })
     }
 
+    /// Sends a complete request frame, whose sequence number is replaced, and returns the body of the response.
+    ///
+    /// # Errors
+    /// As [`MasterClient::call`]; [`RpcError::Fault`] if the master rejects the call.
+    pub async fn forward(&self, mut frame: BytesMut) -> Result<Bytes, RpcError> {
+        let forwarded = |sequence, out: &mut BytesMut| {
+            frame::set_sequence(&mut frame, sequence);
+            *out = frame;
+            Ok(())
+        };
+        self.exchange_request(forwarded).await
+    }
+
+    /// The masters of the store behind a router, in the order of the shards; `None` if this is not a router.
+    ///
+    /// # Errors
+    /// As [`MasterClient::call`].
+    pub async fn shards(&self) -> Result<Option<Vec<String>>, RpcError> {
+        match self.request(|sequence, out| ShardRequest::List.encode(sequence, out), decode_list).await {
+            Ok(list) => Ok(Some(list.masters)),
+            Err(RpcError::Fault(fault)) if fault.code == RpcFault::NOT_REGISTERED => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Reports which ranges of a node's memory are intact. Returns the number of replicas that the master drops for it.
     ///
     /// # Errors
@@ -276,7 +314,7 @@ impl MasterClient {
         let sequence = self.next_sequence();
         let mut frame = BytesMut::new();
         encode(sequence, &mut frame)?;
-        let limit = self.shared.timeout;
+        let limit = self.shared.options.timeout;
         let exchanged = tokio::time::timeout(limit, self.exchange(sequence, frame.freeze())).await;
         let response =
             exchanged.map_err(|_| RpcError::TimedOut { address: self.shared_address(), limit })??;

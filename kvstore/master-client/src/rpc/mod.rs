@@ -22,6 +22,8 @@ mod master;
 mod master_address;
 mod objects;
 mod session;
+mod shard_check;
+mod store_masters;
 mod transport;
 
 pub use disk::{DiskNodeClient, StagedObject};

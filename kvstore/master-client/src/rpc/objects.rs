@@ -15,6 +15,7 @@ use mooncake_wire::types::{ObjectMeta, ReplicaDescriptor, ReplicaList, ReplicaTy
 
 use super::error::{RpcError, RpcProtocolError};
 use super::master::MasterClient;
+use super::store_masters::StoreMasters;
 
 /// Behaviour of a put when an object with its key exists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,22 +33,23 @@ pub enum PutMode {
 /// protocol error.
 #[derive(Clone, Debug)]
 pub struct ObjectClient {
-    master: MasterClient,
+    masters: StoreMasters,
     client_id: Uuid,
     tenant: Arc<str>,
 }
 
 impl ObjectClient {
-    /// Calls `master` as `client_id` for objects of `tenant`. Releases before 0.3.12 have no tenants.
+    /// Calls `master` as `client_id` for objects of `tenant`. Releases before 0.3.12 have no tenants. If `master` is a router for the
+    /// masters of a store, they are called directly.
     #[must_use]
     pub fn new(master: MasterClient, client_id: Uuid, tenant: &str) -> Self {
-        Self { master, client_id, tenant: tenant.into() }
+        Self { masters: StoreMasters::new(master), client_id, tenant: tenant.into() }
     }
 
-    /// The client of the master.
+    /// The client of the master, or of the router.
     #[must_use]
     pub fn master(&self) -> &MasterClient {
-        &self.master
+        self.masters.entry()
     }
 
     /// Whether objects exist. **Leases** the existing ones.
@@ -56,7 +58,7 @@ impl ObjectClient {
     /// As [`MasterClient::call`], which also holds for all other calls here.
     pub async fn exist(&self, keys: Vec<&str>) -> Result<Vec<MasterResult<bool>>, RpcError> {
         let requested = keys.len();
-        let results = self.master.call::<BatchExistKey, &str>(&self.keys(keys)).await?;
+        let results = self.masters.call::<BatchExistKey>(self.keys(keys)).await?;
         self.check_length(requested, results)
     }
 
@@ -65,7 +67,7 @@ impl ObjectClient {
     /// # Errors
     /// [`RpcError::Refused`] if no readable object exists.
     pub async fn replicas(&self, key: &str) -> Result<ReplicaList<String>, RpcError> {
-        Ok(self.master.call::<GetReplicaList, &str>(&self.key(key)).await??)
+        Ok(self.masters.call::<GetReplicaList>(self.key(key)).await??)
     }
 
     /// The replicas of several objects. Leases the objects.
@@ -77,7 +79,7 @@ impl ObjectClient {
         keys: Vec<&str>,
     ) -> Result<Vec<MasterResult<ReplicaList<String>>>, RpcError> {
         let requested = keys.len();
-        let results = self.master.call::<BatchGetReplicaList, &str>(&self.keys(keys)).await?;
+        let results = self.masters.call::<BatchGetReplicaList>(self.keys(keys)).await?;
         self.check_length(requested, results)
     }
 
@@ -89,7 +91,7 @@ impl ObjectClient {
         &self,
         regex: &str,
     ) -> Result<BTreeMap<String, Vec<ReplicaDescriptor<String>>>, RpcError> {
-        Ok(self.master.call::<GetReplicaListByRegex, &str>(&self.key(regex)).await??)
+        Ok(self.masters.call::<GetReplicaListByRegex>(self.key(regex)).await??)
     }
 
     /// Allocates replicas for an object of `size` bytes, and returns where to write them.
@@ -106,8 +108,8 @@ impl ObjectClient {
         let (client_id, tenant) = (self.client_id, &*self.tenant);
         let arguments = PutStartArguments { client_id, key, size, config, tenant };
         Ok(match mode {
-            PutMode::Put => self.master.call::<PutStart, &str>(&arguments).await??,
-            PutMode::Upsert => self.master.call::<UpsertStart, &str>(&arguments).await??,
+            PutMode::Put => self.masters.call::<PutStart>(arguments).await??,
+            PutMode::Upsert => self.masters.call::<UpsertStart>(arguments).await??,
         })
     }
 
@@ -120,8 +122,8 @@ impl ObjectClient {
         let (client_id, tenant) = (self.client_id, &*self.tenant);
         let arguments = PutEndArguments { client_id, object, replica_type: ReplicaType::ALL, tenant };
         match mode {
-            PutMode::Put => self.master.call::<PutEnd, &str>(&arguments).await??,
-            PutMode::Upsert => self.master.call::<UpsertEnd, &str>(&arguments).await??,
+            PutMode::Put => self.masters.call::<PutEnd>(arguments).await??,
+            PutMode::Upsert => self.masters.call::<UpsertEnd>(arguments).await??,
         }
         Ok(())
     }
@@ -134,8 +136,8 @@ impl ObjectClient {
         let (client_id, tenant) = (self.client_id, &*self.tenant);
         let arguments = PutRevokeArguments { client_id, key, replica_type: ReplicaType::ALL, tenant };
         match mode {
-            PutMode::Put => self.master.call::<PutRevoke, &str>(&arguments).await??,
-            PutMode::Upsert => self.master.call::<UpsertRevoke, &str>(&arguments).await??,
+            PutMode::Put => self.masters.call::<PutRevoke>(arguments).await??,
+            PutMode::Upsert => self.masters.call::<UpsertRevoke>(arguments).await??,
         }
         Ok(())
     }
@@ -155,8 +157,8 @@ impl ObjectClient {
         let (client_id, tenant) = (self.client_id, &*self.tenant);
         let arguments = BatchPutStartArguments { client_id, keys, sizes, config, tenant };
         let results = match mode {
-            PutMode::Put => self.master.call::<BatchPutStart, &str>(&arguments).await?,
-            PutMode::Upsert => self.master.call::<BatchUpsertStart, &str>(&arguments).await?,
+            PutMode::Put => self.masters.call::<BatchPutStart>(arguments).await?,
+            PutMode::Upsert => self.masters.call::<BatchUpsertStart>(arguments).await?,
         };
         self.check_length(requested, results)
     }
@@ -176,11 +178,11 @@ impl ObjectClient {
             PutMode::Put => {
                 let replica_type = ReplicaType::ALL;
                 let arguments = BatchPutEndArguments { client_id, objects, replica_type, tenant };
-                self.master.call::<BatchPutEnd, &str>(&arguments).await?
+                self.masters.call::<BatchPutEnd>(arguments).await?
             }
             PutMode::Upsert => {
                 let arguments = BatchUpsertEndArguments { client_id, objects, tenant };
-                self.master.call::<BatchUpsertEnd, &str>(&arguments).await?
+                self.masters.call::<BatchUpsertEnd>(arguments).await?
             }
         };
         self.check_length(requested, results)
@@ -201,11 +203,11 @@ impl ObjectClient {
             PutMode::Put => {
                 let replica_type = ReplicaType::ALL;
                 let arguments = BatchPutRevokeArguments { client_id, keys, replica_type, tenant };
-                self.master.call::<BatchPutRevoke, &str>(&arguments).await?
+                self.masters.call::<BatchPutRevoke>(arguments).await?
             }
             PutMode::Upsert => {
                 let arguments = BatchUpsertRevokeArguments { client_id, keys, tenant };
-                self.master.call::<BatchUpsertRevoke, &str>(&arguments).await?
+                self.masters.call::<BatchUpsertRevoke>(arguments).await?
             }
         };
         self.check_length(requested, results)
@@ -217,7 +219,7 @@ impl ObjectClient {
     /// [`RpcError::Refused`], for example when the object does not exist or is leased.
     pub async fn remove(&self, key: &str, force: bool) -> Result<(), RpcError> {
         let arguments = RemoveArguments { key, force, tenant: &*self.tenant };
-        Ok(self.master.call::<Remove, &str>(&arguments).await??)
+        Ok(self.masters.call::<Remove>(arguments).await??)
     }
 
     /// [`ObjectClient::remove`] for several objects. Supported by masters since 0.3.10.post2.
@@ -231,7 +233,7 @@ impl ObjectClient {
     ) -> Result<Vec<MasterResult<()>>, RpcError> {
         let requested = keys.len();
         let arguments = BatchRemoveArguments { keys, force, tenant: &*self.tenant };
-        let results = self.master.call::<BatchRemove, &str>(&arguments).await?;
+        let results = self.masters.call::<BatchRemove>(arguments).await?;
         self.check_length(requested, results)
     }
 
@@ -242,7 +244,7 @@ impl ObjectClient {
     /// [`RpcError::Refused`] if the expression is invalid.
     pub async fn remove_matching(&self, regex: &str, force: bool) -> Result<u64, RpcError> {
         let arguments = RemoveArguments { key: regex, force, tenant: &*self.tenant };
-        let removed = self.master.call::<RemoveByRegex, &str>(&arguments).await??;
+        let removed = self.masters.call::<RemoveByRegex>(arguments).await??;
         Ok(u64::try_from(removed).unwrap_or(0))
     }
 
@@ -252,7 +254,7 @@ impl ObjectClient {
     /// As [`ObjectClient::exist`].
     pub async fn remove_all(&self, force: bool) -> Result<u64, RpcError> {
         let arguments = RemoveAllArguments { force, tenant: &*self.tenant };
-        let removed = self.master.call::<RemoveAll, &str>(&arguments).await?;
+        let removed = self.masters.call::<RemoveAll>(arguments).await?;
         Ok(u64::try_from(removed).unwrap_or(0))
     }
 
@@ -269,6 +271,6 @@ impl ObjectClient {
             return Ok(results);
         }
         let results = results.len();
-        Err(self.master.protocol_error(RpcProtocolError::ResultCount { requested, results }))
+        Err(self.masters.entry().protocol_error(RpcProtocolError::ResultCount { requested, results }))
     }
 }

@@ -1,6 +1,5 @@
 //! Decodes a request frame and executes it on the state machine, whose result becomes the reply.
 
-mod client;
 mod disk;
 mod intact;
 mod inventory;
@@ -16,16 +15,17 @@ use std::time::Instant;
 
 use bytes::BytesMut;
 use mooncake_wire::DialectSet;
+use mooncake_wire::caller_dialect::ConnectionDialect;
 use mooncake_wire::capability::{CertificateFingerprint, SegmentKeyArguments};
 use mooncake_wire::frame::{self, FrameError, FrameParseResult, RequestHeader, RpcFault, RpcFrame};
 use mooncake_wire::inventory::InventoryRequest;
 use mooncake_wire::pack::type_hash;
 use mooncake_wire::rpc::{self, Request, RpcDefinition, RpcMethod};
+use mooncake_wire::shards::{self, ShardRequest};
 use mooncake_wire::types::Uuid;
 use moongate_master_core::{CallContext, MasterCore};
 
 use crate::counters::{CallOutcome, ReplyOutcome};
-use crate::dialects::ConnectionDialect;
 use crate::presence::HeartbeatAttributes;
 use crate::recorder::FactRecorder;
 use crate::reply::{CallReply, write_fault};
@@ -246,9 +246,9 @@ impl CallerSession {
             write_fault(&RpcFault::invalid_argument(), header.sequence, out);
             return None;
         };
-        let client = client::calling_client(&request);
+        let client = request.calling_client();
         self.dialect_state.observe(dialects, client, &server.dialects);
-        let node = client.filter(|_| client::is_node_only(method));
+        let node = client.filter(|_| is_node_only(method));
         if let Some(node) = node {
             let heartbeat = HeartbeatAttributes {
                 is_persistent: matches!(attachment, rpc::MEMORY_RETAINED | rpc::NODE_DRAINED),
@@ -304,6 +304,14 @@ impl CallerSession {
         if let Some(request) = InventoryRequest::decode(header.function_id, body)? {
             return inventory::handle(call, request);
         }
+        if let Some(request) = ShardRequest::from_function_id(header.function_id) {
+            let written = match request {
+                ShardRequest::Identity => shards::encode_identity(header.sequence, call.server.shard, call.out),
+                // The first call of every client, which only a router answers.
+                ShardRequest::List => RpcFault::not_registered().write(header.sequence, call.out),
+            };
+            return written.map_err(|_| RpcFault::invalid_argument());
+        }
         // Segment keys are accepted on TLS connections with a client certificate only.
         if self.peer.is_some()
             && let Some(key) = SegmentKeyArguments::decode(header.function_id, body)?
@@ -312,6 +320,11 @@ impl CallerSession {
         }
         intact::handle(call, header.function_id, body)
     }
+}
+
+/// Whether only store nodes (clients that register segments) send this method.
+fn is_node_only(method: RpcMethod) -> bool {
+    matches!(method, RpcMethod::Ping | RpcMethod::MountSegment | RpcMethod::ReMountSegment)
 }
 
 /// Decodes a request. All possible dialects have the same argument layout, so any of them can be used.

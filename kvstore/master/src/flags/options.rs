@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mooncake_wire::Dialect;
+use mooncake_wire::shards::{MAX_SHARDS, ShardIdentity};
 use mooncake_wire::types::StorageConfig;
 use moongate_master_core::{DynamicReplicationMode, MasterCoreOptions, PlacementStrategy, RetentionPolicy};
 use moongate_telemetry::{LogFormat, LoggingArgs};
@@ -271,6 +272,7 @@ fn server(values: &FlagValues) -> Result<MasterServerOptions, FlagError> {
             enable_disk_eviction: values.is_on("enable_disk_eviction"),
             quota_bytes: values.number("quota_bytes"),
         },
+        shard: shard(values)?,
         lost_on_disconnect: values.is_on("client_lost_on_disconnect"),
         reconnect_time: RECONNECT_TIME,
         limits: RpcLimits {
@@ -286,6 +288,18 @@ fn server(values: &FlagValues) -> Result<MasterServerOptions, FlagError> {
             commits_wait: values.is_on("enable_ha") || values.is_on("data_flush_always"),
         },
     })
+}
+
+fn shard(values: &FlagValues) -> Result<Option<ShardIdentity>, FlagError> {
+    let text = values.text("shard");
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let parsed = text.split_once('/').and_then(|(index, count)| Some((index.parse().ok()?, count.parse().ok()?)));
+    match parsed {
+        Some((index, count)) if index < count && count <= MAX_SHARDS => Ok(Some(ShardIdentity { index, count })),
+        _ => Err(values.invalid("shard", format!("INDEX/COUNT, with an index below the count and at most {MAX_SHARDS} shards"))),
+    }
 }
 
 fn core(values: &FlagValues) -> Result<MasterCoreOptions, FlagError> {
@@ -376,7 +390,7 @@ pub(super) mod tests {
     #[test]
     fn flags_set_the_options() {
         let line = "--rpc_port=0 --metrics_host=:: --default_kv_lease_ttl=5s --rpc_conn_timeout_seconds=3 --v=1 \
-                    --enable_http_metadata_server --root_fs_dir=/mnt --default_dialect=0.3.11 --rpc_thread_num=3 \
+                    --enable_http_metadata_server --root_fs_dir=/mnt --default_dialect=0.3.11 --rpc_thread_num=3 --shard=3/4 \
                     --noenable_ha --enable_oplog --snapshot_object_store_type=s3 --logtostderr=true stray";
         let options = options(line).unwrap();
         assert_eq!(options.rpc.port(), 0);
@@ -386,6 +400,7 @@ pub(super) mod tests {
         assert_eq!(options.server.limits.idle_timeout, Some(Duration::from_secs(3)));
         assert_eq!(options.server.storage.fsdir, "/mnt/mooncake_cluster");
         assert_eq!((options.server.default_dialect, options.server.threads), (Dialect::V0_3_11, 3));
+        assert_eq!(options.server.shard, Some(ShardIdentity { index: 3, count: 4 }));
         assert_eq!(options.logs.filter, "debug");
         let unsupported: Vec<&str> =
             options.unsupported_flags.iter().map(|(flag, _)| flag.as_str()).collect();
@@ -411,6 +426,8 @@ pub(super) mod tests {
             ("--eviction_ratio=2", "invalid value `2` for --eviction_ratio; expected a number from 0 to 1"),
             ("--rpc_address=nowhere", "invalid value `nowhere` for --rpc_address; expected an IP address"),
             ("--default_dialect=0.2", "one of 0.3.9, 0.3.10"),
+            ("--shard=4/4", "INDEX/COUNT"),
+            ("--shard=2", "INDEX/COUNT"),
             ("--allocation_strategy=cxl", "CXL memory is not supported"),
             ("--rpc_interface=eth0", "--rpc_address"),
             ("--dynamic_replication_admission_qps_threshold=0", "a number above 0"),

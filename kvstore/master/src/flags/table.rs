@@ -60,6 +60,7 @@ pub(super) const FLAGS: &[FlagDefinition] = &[
     extension("data_dir", Text, "", "Directory for the persistent state (log and snapshots); empty keeps it in memory only"),
     extension("data_flush_always", Bool, "false", "fsync each change before replying, so that it survives a machine crash"),
     extension("retention_policy", Choice(RETENTION), "learned", "Evict objects unlikely to be read soon by learned return times, or as Mooncake does"),
+    extension("shard", Text, "", "Of a store with several masters, which one this is, as INDEX/COUNT: 0/4 to 3/4. Must not change while there is data"),
     extension("journal_memory_bytes", Number(0, i64::MAX), "67108864", "With --enable_ha, bytes of recent log records buffered for followers"),
     extension("ha_address", Text, "", "With --enable_ha, HOST:PORT of this master for clients; defaults to --rpc_address and its port"),
     extension("ha_replication_port", PORT, "0", "Replication port; 0 means the RPC port + 1"),

@@ -4,6 +4,7 @@ use super::method::RpcMethod;
 use super::table::rpcs;
 use crate::dialect::Dialect;
 use crate::pack::{Pack, PackError, UnpackError, WireString};
+use crate::types::Uuid;
 use bytes::BytesMut;
 
 macro_rules! requests {
@@ -52,3 +53,26 @@ macro_rules! requests {
 }
 
 rpcs!(requests);
+
+impl<S> Request<S> {
+    /// The client that calls, for requests that clients send regularly.
+    pub fn calling_client(&self) -> Option<Uuid> {
+        match self {
+            Self::MountSegment(arguments) => Some(arguments.client_id),
+            Self::ReMountSegment(arguments) => Some(arguments.client_id),
+            Self::Ping(arguments) => Some(arguments.client_id),
+            Self::FetchTasks(arguments) => Some(arguments.client_id),
+            Self::MountLocalDiskSegment(arguments) | Self::OffloadObjectHeartbeat(arguments) => {
+                Some(arguments.client_id)
+            }
+            Self::RegisterPrefetchTask(arguments) => Some(arguments.client_id),
+            Self::PutStart(arguments) | Self::UpsertStart(arguments) => Some(arguments.client_id),
+            Self::PutEnd(arguments) | Self::UpsertEnd(arguments) => Some(arguments.client_id),
+            Self::PutRevoke(arguments) | Self::UpsertRevoke(arguments) => Some(arguments.client_id),
+            Self::BatchPutStart(arguments) | Self::BatchUpsertStart(arguments) => Some(arguments.client_id),
+            Self::BatchPutEnd(arguments) => Some(arguments.client_id),
+            Self::BatchPutRevoke(arguments) => Some(arguments.client_id),
+            _ => None,
+        }
+    }
+}

@@ -10,10 +10,11 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use foldhash::fast::RandomState;
-use mooncake_wire::rpc::RpcMethod;
-use mooncake_wire::types::Uuid;
-use mooncake_wire::{Dialect, DialectSet};
 use parking_lot::Mutex;
+
+use crate::dialect::{Dialect, DialectSet};
+use crate::rpc::RpcMethod;
+use crate::types::Uuid;
 
 /// Maximum number of clients, and of hosts, in each of two generations.
 const GENERATION_CAPACITY: usize = 32_768;
@@ -65,7 +66,7 @@ fn narrow(cached: DialectSet, observed: DialectSet) -> DialectSet {
 
 /// Detected dialects of clients and hosts, with bounded size.
 #[derive(Debug)]
-pub(crate) struct DialectRegistry {
+pub struct DialectRegistry {
     clients: Mutex<DialectCache<Uuid>>,
     hosts: Mutex<DialectCache<IpAddr>>,
     /// Incremented with every change, so that connections can cache their lookups.
@@ -77,7 +78,7 @@ pub(crate) struct DialectRegistry {
 
 impl DialectRegistry {
     /// An empty registry. `fallback` is the dialect of clients that were not detected.
-    pub(crate) fn new(fallback: Dialect) -> Self {
+    pub fn new(fallback: Dialect) -> Self {
         Self {
             clients: Mutex::new(DialectCache::new(GENERATION_CAPACITY)),
             hosts: Mutex::new(DialectCache::new(GENERATION_CAPACITY)),
@@ -111,7 +112,7 @@ fn same_reply(method: RpcMethod, dialects: DialectSet) -> bool {
 
 /// Detected dialect of one connection.
 #[derive(Debug)]
-pub(crate) struct ConnectionDialect {
+pub struct ConnectionDialect {
     host: IpAddr,
     /// Dialects that fit all requests of this connection; empty if there was none.
     observed: DialectSet,
@@ -121,12 +122,12 @@ pub(crate) struct ConnectionDialect {
 }
 
 impl ConnectionDialect {
-    pub(crate) fn new(host: IpAddr) -> Self {
+    pub fn new(host: IpAddr) -> Self {
         Self { host, observed: DialectSet::EMPTY, client: None, cached: (0, [DialectSet::EMPTY; 2]) }
     }
 
     /// Records a request: the dialects that its layout fits, and the client that it names.
-    pub(crate) fn observe(&mut self, possible: DialectSet, client: Option<Uuid>, dialects: &DialectRegistry) {
+    pub fn observe(&mut self, possible: DialectSet, client: Option<Uuid>, dialects: &DialectRegistry) {
         let is_new_client = client.is_some() && client != self.client;
         if is_new_client {
             self.client = client;
@@ -148,7 +149,7 @@ impl ConnectionDialect {
     }
 
     /// The dialect in which to reply to a request whose layout fits all of `possible`, which is not empty.
-    pub(crate) fn reply_dialect(
+    pub fn reply_dialect(
         &mut self,
         method: RpcMethod,
         possible: DialectSet,

@@ -1,0 +1,5 @@
+//! Masters of one store behind a router.
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
+
+mod calls;
+mod kills;
