@@ -40,6 +40,7 @@ mod node_process;
 mod nodes;
 mod quotas;
 mod return_hints;
+mod shards;
 mod soak;
 mod upgrade;
 mod upgrade_hooks;

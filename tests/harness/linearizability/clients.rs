@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use futures_util::future::join_all;
+use mooncake_wire::ErrorCode;
 use mooncake_wire::rpc::{
     GetReplicaList, KeyArguments, PutEndArguments, PutStartArguments, Remove, RemoveArguments, UpsertEnd,
     UpsertStart,
@@ -91,16 +92,18 @@ impl RecordingClient {
         self.record_change(&key, KeyOperation::Remove, called, removed)
     }
 
-    /// What is refused changes nothing: another client has begun to write the key, or there is nothing to remove.
-    fn record_change<E>(
+    /// What is refused changes nothing: another client has begun to write the key, or there is nothing to remove. A router replies
+    /// `RPC_FAIL` if the key's master does not respond.
+    fn record_change(
         &self,
         key: &str,
         operation: KeyOperation,
         called: u64,
-        answer: Option<Result<(), E>>,
+        answer: Option<Result<(), ErrorCode>>,
     ) -> Option<()> {
         match answer {
             Some(Ok(())) => self.history.record_response(key, operation, called),
+            Some(Err(ErrorCode::RPC_FAIL)) => self.history.record_no_response(key, operation, called),
             Some(Err(_)) => {}
             None => self.history.record_no_response(key, operation, called),
         }

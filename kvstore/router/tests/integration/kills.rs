@@ -68,6 +68,18 @@ fn oplog_options() -> OplogOptions {
     OplogOptions { file_bytes: 4000, boot_id: "a".to_owned(), ..OplogOptions::default() }
 }
 
+/// A defect, which the simulation must detect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ShardDefect {
+    None,
+    /// Shards reply before the change is durable.
+    RepliesBeforeCommit,
+    /// All shards allocate in the whole of each segment.
+    SharedSegments,
+    /// A shard that does not respond is taken for one without objects.
+    DamageAsAbsence,
+}
+
 /// When a shard dies during a call.
 #[derive(Clone, Copy)]
 enum KillMoment {
@@ -89,10 +101,11 @@ struct KillableShard {
     identity: ShardIdentity,
     /// Number of calls for which it stays down after a kill.
     down_for: u32,
+    defect: ShardDefect,
 }
 
 impl KillableShard {
-    fn open(folder: TempDir, identity: ShardIdentity) -> Self {
+    fn open(folder: TempDir, identity: ShardIdentity, defect: ShardDefect) -> Self {
         let clock = MonotonicUnixClock::start();
         let RestoredJournal { journal, state, report } =
             DurableJournal::open(folder.path(), oplog_options(), &core_options(), clock.now_ms()).unwrap();
@@ -106,7 +119,7 @@ impl KillableShard {
         let server = Arc::new(server);
         let host = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let sessions = (0..CLIENTS).map(|_| CallerSession::new(Arc::clone(&server), host, 0)).collect();
-        Self { folder, journal, aux, server, sessions, identity, down_for: 0 }
+        Self { folder, journal, aux, server, sessions, identity, down_for: 0, defect }
     }
 
     /// Executes a call, in which the process may be killed.
@@ -120,7 +133,8 @@ impl KillableShard {
         if !matches!(kill, Some(KillMoment::BeforeExecution)) {
             session.run(frame, &mut output);
         }
-        if !matches!(kill, Some(KillMoment::BeforeExecution | KillMoment::BeforeCommit)) {
+        let is_late = self.defect == ShardDefect::RepliesBeforeCommit && rng.bool();
+        if !matches!(kill, Some(KillMoment::BeforeExecution | KillMoment::BeforeCommit)) && !is_late {
             session.recorder().commit().unwrap();
         }
         if kill.is_some() {
@@ -152,7 +166,7 @@ impl KillableShard {
         let torn = rng.usize(0..40);
         bytes.extend(header.into_iter().chain(std::iter::repeat_with(|| rng.u8(..))).take(torn));
         fs::write(&newest, bytes).unwrap();
-        *self = Self::open(copy, self.identity);
+        *self = Self::open(copy, self.identity, self.defect);
         self.down_for = rng.u32(0..6);
     }
 
@@ -190,6 +204,7 @@ struct ShardedSimulation {
     /// What is in the nodes' memory at each address: the size, the key, and its version.
     memory: BTreeMap<u64, (u64, String, Version)>,
     checked_reads: usize,
+    defect: ShardDefect,
 }
 
 fn key_name(number: u64) -> String {
@@ -197,9 +212,10 @@ fn key_name(number: u64) -> String {
 }
 
 impl ShardedSimulation {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, defect: ShardDefect) -> Self {
         let open = |index| {
-            KillableShard::open(TempDir::new().unwrap(), ShardIdentity { index, count: SHARDS as u64 })
+            let identity = ShardIdentity { index, count: SHARDS as u64 };
+            KillableShard::open(TempDir::new().unwrap(), identity, defect)
         };
         let mut simulation = Self {
             shards: (0..SHARDS as u64).map(open).collect(),
@@ -213,6 +229,7 @@ impl ShardedSimulation {
             started: (0..CLIENTS).map(|_| Vec::new()).collect(),
             memory: BTreeMap::new(),
             checked_reads: 0,
+            defect,
         };
         for number in 0..NODES {
             let arguments = MountArguments { segment: segment(number), client_id: node(number) };
@@ -228,7 +245,13 @@ impl ShardedSimulation {
         M::Reply<String>: for<'a> Unpack<'a>,
     {
         let dialect = Dialect::NEWEST;
-        let (split, frames) = SplitRequest::new(request, dialect, &[], self.count).unwrap();
+        let (split, mut frames) = SplitRequest::new(request.clone(), dialect, &[], self.count).unwrap();
+        if self.defect == ShardDefect::SharedSegments && matches!(request, Request::MountSegment(_)) {
+            for (_, frame) in &mut frames {
+                frame.clear();
+                request.encode(0, dialect, frame).unwrap();
+            }
+        }
         let mut responses = Vec::new();
         for (shard, frame) in frames {
             let kill = (self.kills_shards && self.rng.u32(0..12) == 0).then(|| {
@@ -445,6 +468,10 @@ impl ShardedSimulation {
 
     /// A read returns the bytes of a possible value, which is then the value.
     fn check_read(&mut self, key: &str, found: MasterResult<ReplicaList<String>>) {
+        let found = found.map_err(|code| match code {
+            ErrorCode::RPC_FAIL if self.defect == ShardDefect::DamageAsAbsence => ErrorCode::OBJECT_NOT_FOUND,
+            code => code,
+        });
         let possible = self.possible.get_mut(key).unwrap();
         match found {
             Ok(list) => {
@@ -515,8 +542,8 @@ impl ShardedSimulation {
 }
 
 /// Runs until this number of kills. Returns the number of reads whose bytes were compared.
-fn run(seed: u64, kills: usize) -> usize {
-    let mut simulation = ShardedSimulation::new(seed);
+fn run(seed: u64, kills: usize, defect: ShardDefect) -> usize {
+    let mut simulation = ShardedSimulation::new(seed, defect);
     while simulation.kills < kills {
         let until = simulation.kills + 50;
         while simulation.kills < until {
@@ -529,14 +556,32 @@ fn run(seed: u64, kills: usize) -> usize {
 
 #[test]
 fn kills_of_shards_lose_no_acknowledged_object() {
-    let reads: usize = (0..5).map(|seed| run(seed, 200)).sum();
+    let reads: usize = (0..5).map(|seed| run(seed, 200, ShardDefect::None)).sum();
     assert!(reads > 1000, "{reads}");
+}
+
+#[test]
+#[should_panic(expected = "is lost")]
+fn a_shard_that_replies_before_its_commit_is_detected() {
+    run(1, 200, ShardDefect::RepliesBeforeCommit);
+}
+
+#[test]
+#[should_panic(expected = "at 0x")]
+fn shards_that_allocate_in_the_same_memory_are_detected() {
+    run(1, 200, ShardDefect::SharedSegments);
+}
+
+#[test]
+#[should_panic(expected = "is lost")]
+fn a_silent_shard_taken_for_an_empty_one_is_detected() {
+    run(1, 200, ShardDefect::DamageAsAbsence);
 }
 
 /// As above; takes a minute.
 #[test]
 #[ignore = "takes a minute"]
 fn ten_thousand_kills_of_shards_lose_nothing() {
-    let reads: usize = (100..150).map(|seed| run(seed, 200)).sum();
+    let reads: usize = (100..150).map(|seed| run(seed, 200, ShardDefect::None)).sum();
     assert!(reads > 10_000, "{reads}");
 }
