@@ -12,6 +12,7 @@ use moongate_runtime::{
     ListenerSocket, Supervisor, TlsConfigError, open_file_limit,
 };
 use moongate_scheduler::Scheduler;
+use moongate_store_shards::InvalidShardCount;
 use moongate_telemetry::Tracer;
 use tokio_util::sync::CancellationToken;
 
@@ -36,7 +37,7 @@ use crate::memory::MemoryBudget;
 use crate::model_aliases::{ModelAliasFileError, ModelAliases};
 use crate::predict::{
     CacheHitPredictor, EngineTokenizer, FeedStarter, HashedPrefixes, MediaQueryRunner, MediaTokenCache,
-    ModelTokenizers, PromptResources, PromptThreads, SeenTexts, StoreView, run_feeds,
+    ModelTokenizers, PromptResources, PromptThreads, SeenTexts, StoreAdmins, StoreView, run_feeds,
 };
 use crate::sessions::SessionRoutes;
 use crate::stored_responses::{ResponseOwners, ResponseStore};
@@ -62,6 +63,12 @@ pub enum GatewayStartError {
     /// The address of the master's admin server is invalid.
     #[error("--mooncake-admin: {0}")]
     Store(#[from] AdminError),
+    #[error("--mooncake-admin: {0}")]
+    StoreShards(#[source] InvalidShardCount),
+    #[error(
+        "--mooncake-events has {endpoints} endpoints for {masters} masters in --mooncake-admin; give one for each, in the same order"
+    )]
+    StoreEvents { masters: usize, endpoints: usize },
     /// TLS between store processes is misconfigured.
     #[error(transparent)]
     StoreTls(#[from] TlsConfigError),
@@ -92,6 +99,8 @@ impl GatewayStartError {
         match self {
             Self::Guard(_)
             | Self::Store(_)
+            | Self::StoreShards(_)
+            | Self::StoreEvents { .. }
             | Self::StoreTls(_)
             | Self::Model(_)
             | Self::ModelAliases(_)
@@ -429,28 +438,38 @@ fn start_store_view(
     index: &Arc<KvIndex>,
     fleet: &FleetReader,
 ) -> Result<Option<(Arc<StoreView>, PromptReportQueue)>, GatewayStartError> {
-    let Some(address) = &options.mooncake_admin else { return Ok(None) };
+    if options.mooncake_admin.is_empty() {
+        return Ok(None);
+    }
+    let (masters, endpoints) = (options.mooncake_admin.len(), options.mooncake_events.len());
+    if endpoints > 0 && endpoints != masters {
+        return Err(GatewayStartError::StoreEvents { masters, endpoints });
+    }
     let tls = options.store_tls.load()?;
     if let Some(tls) = &tls {
         tls.reload_on_change(supervisor);
     }
-    let admin = AdminClient::authenticated(address, AdminOptions::default(), tls.as_ref())?;
-    let store = StoreView::new(admin.clone(), index.clone(), metrics.store.clone());
-    let (view, stop) = (store.clone(), supervisor.token());
-    supervisor.spawn_restarted("store-nodes", move || view.clone().watch_nodes(stop.clone()));
-    let events = options.mooncake_events.is_some();
+    let connect =
+        |address: &String| AdminClient::authenticated(address, AdminOptions::default(), tls.as_ref());
+    let admins = options.mooncake_admin.iter().map(connect).collect::<Result<Vec<_>, _>>()?;
+    let store = StoreAdmins::new(admins.clone()).map_err(GatewayStartError::StoreShards)?;
+    let store = StoreView::new(store, index.clone(), metrics.store.clone());
+    for master in 0..masters {
+        let (view, stop) = (store.clone(), supervisor.token());
+        supervisor.spawn_restarted("store-nodes", move || view.clone().watch_nodes(master, stop.clone()));
+    }
     let (view, reader, stop) = (store.clone(), fleet.clone(), supervisor.token());
     supervisor.spawn_restarted("store-scan", move || {
-        view.clone().run_scanner(reader.clone(), events, stop.clone())
+        view.clone().run_scanner(reader.clone(), endpoints > 0, stop.clone())
     });
-    if let Some(endpoint) = options.mooncake_events.clone() {
+    for (master, endpoint) in options.mooncake_events.iter().cloned().enumerate() {
         let (view, reader, stop) = (store.clone(), fleet.clone(), supervisor.token());
         supervisor.spawn_restarted("store-events", move || {
-            view.clone().follow_events(endpoint.clone(), reader.clone(), stop.clone())
+            view.clone().follow_events(master, endpoint.clone(), reader.clone(), stop.clone())
         });
     }
     let (queue, finished) = PromptReportQueue::new(metrics.prompt_reports.clone());
-    let reports = run_prompt_reports(admin, metrics.prompt_reports.clone(), finished, supervisor.token());
+    let reports = run_prompt_reports(admins, metrics.prompt_reports.clone(), finished, supervisor.token());
     supervisor.spawn_essential("prompt-reports", reports);
     Ok(Some((store, queue)))
 }

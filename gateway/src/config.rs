@@ -162,15 +162,23 @@ pub struct GatewayOptions {
     #[arg(long, value_name = "TIME", env = "MOONGATE_TOKENIZE_TIMEOUT", default_value = "100ms", value_parser = humantime::parse_duration)]
     pub tokenize_timeout: Duration,
 
-    /// Admin server of the Mooncake master whose store the engines use, as host:port; the master's default port is 9003. Without
-    /// it, store hits are not predicted.
-    #[arg(long, value_name = "HOST:PORT", env = "MOONGATE_MOONCAKE_ADMIN")]
-    pub mooncake_admin: Option<String>,
+    /// Admin server of the Mooncake master whose store the engines use, as host:port; the master's default port is 9003. For a
+    /// store with several shards, those of all masters in the order of their --shard, separated by commas. Without it, store
+    /// hits are not predicted.
+    #[arg(long, value_name = "HOST:PORT,...", env = "MOONGATE_MOONCAKE_ADMIN", value_delimiter = ',')]
+    pub mooncake_admin: Vec<String>,
 
-    /// Endpoint of that master's KV events, as tcp://host:port: its --kv_events_bind_endpoint. Without it, or if the master
-    /// publishes none, all keys are scanned every 10 s.
-    #[arg(long, value_name = "ENDPOINT", env = "MOONGATE_MOONCAKE_EVENTS", requires = "mooncake_admin")]
-    pub mooncake_events: Option<moongate_zmtp::ZmtpEndpoint>,
+    /// Endpoint of that master's KV events, as tcp://host:port: its --kv_events_bind_endpoint; for several shards, those of all
+    /// masters in the same order, separated by commas. Without it, or if the master publishes none, all keys are scanned every
+    /// 10 s.
+    #[arg(
+        long,
+        value_name = "ENDPOINT,...",
+        env = "MOONGATE_MOONCAKE_EVENTS",
+        requires = "mooncake_admin",
+        value_delimiter = ','
+    )]
+    pub mooncake_events: Vec<moongate_zmtp::ZmtpEndpoint>,
 
     /// TLS between this program and the store.
     #[command(flatten)]

@@ -23,6 +23,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
             "moongate-scheduler",
             "moongate-discovery",
             "moongate-master-client",
+            "moongate-store-shards",
             "moongate-tokenize",
             "moongate-translate",
             "mooncake-wire",
@@ -56,7 +57,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     (
         "kvstore/master-client",
         "moongate-master-client",
-        &["mooncake-wire", "moongate-runtime", "moongate-store-testkit"],
+        &["mooncake-wire", "moongate-runtime", "moongate-store-shards", "moongate-store-testkit"],
     ),
     (
         "kvstore/client",
@@ -104,6 +105,21 @@ const TABLE: &[(&str, &str, &[&str])] = &[
         ],
     ),
     ("kvstore/oplog", "moongate-oplog", &["moongate-store-testkit"]),
+    (
+        "kvstore/router",
+        "moongate-store-router",
+        &[
+            "moongate-master-client",
+            "moongate-store-shards",
+            "moongate-runtime",
+            "mooncake-wire",
+            "moongate-master",
+            "moongate-master-core",
+            "moongate-oplog",
+            "moongate-store-testkit",
+        ],
+    ),
+    ("kvstore/shards", "moongate-store-shards", &["mooncake-wire"]),
     (
         "kvstore/python",
         "moongate-store-python",

@@ -18,12 +18,13 @@ use moongate_gateway::ApiErrorCode;
 use moongate_scheduler::PolicyName;
 
 /// Commands whose settings docs/configuration.md lists under a heading of their name.
-const COMMANDS: [&str; 13] = [
+const COMMANDS: [&str; 14] = [
     "moongate gateway",
     "moongate operator",
     "moongate kubectl",
     "moongate store",
     "moongate store-holder",
+    "moongate store-router",
     "moongate sidecar",
     "moongate up",
     "moongate kv",

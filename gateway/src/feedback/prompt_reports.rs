@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use mooncake_wire::admin::{DescribePromptsRequest, DescribedPrompt, ReturnHint, TENANT_BUCKETS};
 use moongate_master_client::admin::{AdminClient, AdminError};
 use moongate_runtime::metrics::MetricsRegistry;
@@ -185,9 +186,9 @@ impl PromptReport {
     }
 }
 
-/// Passes reports to the master until `stop`.
+/// Passes reports to all masters of the store until `stop`. Each has a part of a prompt's objects.
 pub(crate) async fn run_prompt_reports(
-    admin: AdminClient,
+    admins: Vec<AdminClient>,
     metrics: PromptReportMetrics,
     mut reports: mpsc::Receiver<FinishedPrompt>,
     stop: CancellationToken,
@@ -211,8 +212,8 @@ pub(crate) async fn run_prompt_reports(
         }
         for prompts in split(batch.drain(..).map(describe)) {
             let count = prompts.len();
-            let pause = match admin.describe_prompts(&DescribePromptsRequest { prompts }).await {
-                Ok(_) => {
+            let pause = match describe_at_all(&admins, &DescribePromptsRequest { prompts }).await {
+                Ok(()) => {
                     if std::mem::replace(&mut outcome, "sent") != "sent" {
                         tracing::info!("the store's master accepts return hints again");
                     }
@@ -235,6 +236,16 @@ pub(crate) async fn run_prompt_reports(
             paused_until = Instant::now() + pause;
         }
     }
+}
+
+/// # Errors
+/// The first failure. The other masters get the request nevertheless.
+async fn describe_at_all(
+    admins: &[AdminClient],
+    request: &DescribePromptsRequest<'_>,
+) -> Result<(), AdminError> {
+    let described = join_all(admins.iter().map(|admin| admin.describe_prompts(request))).await;
+    described.into_iter().try_for_each(|described| described.map(drop))
 }
 
 fn describe(finished: FinishedPrompt) -> DescribedPrompt<'static> {

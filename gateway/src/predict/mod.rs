@@ -29,7 +29,7 @@ mod store_distance;
 mod stored_blocks;
 mod tokenize;
 
-pub(crate) use feeds::{FeedStarter, StoreView, StoreViewStatus, run_feeds};
+pub(crate) use feeds::{FeedStarter, StoreAdmins, StoreView, StoreViewStatus, run_feeds};
 pub use gaps::{PredictionGap, prediction_gaps};
 pub(crate) use gaps::{observed_gaps, rank_status};
 pub(crate) use hashed_prefixes::HashedPrefixes;

@@ -227,19 +227,29 @@ impl KvClient {
             .iter()
             .map(|((key, ranges), _)| ObjectMeta { key: *key, object_checksum: self.checksum(ranges) })
             .collect();
-        let mut ended = self.shared.objects.end_batch(mode, metas.clone()).await;
-        if matches!(ended, Err(RpcError::Lost { .. } | RpcError::TimedOut { .. })) {
-            ended = self.shared.objects.end_batch(mode, metas).await;
-        }
-        let mut ended = ended.map(Vec::into_iter);
-        for ((key, _), result) in written {
-            let ended = match &mut ended {
-                Ok(results) => {
-                    results.next().unwrap_or(Err(ErrorCode::INTERNAL_ERROR)).map_err(RpcError::from)
-                }
-                Err(error) => Err(error.clone()),
-            };
+        let ended = self.end_batch(mode, metas).await;
+        for (((key, _), result), ended) in written.into_iter().zip(ended) {
             *result = ended.map_err(|source| KvError::master("end the put of", key, source));
+        }
+    }
+
+    /// Ends puts. The call is idempotent, so it is repeated for objects whose response was lost.
+    async fn end_batch(&self, mode: PutMode, objects: Vec<ObjectMeta<&str>>) -> Vec<Result<(), RpcError>> {
+        let mut ended = self.end_batch_once(mode, &objects).await;
+        let is_lost = |result: &Result<(), RpcError>| result.as_ref().is_err_and(RpcError::is_response_lost);
+        let (lost, again): (Vec<_>, Vec<_>) =
+            ended.iter_mut().zip(objects).filter(|(result, _)| is_lost(result)).unzip();
+        if !again.is_empty() {
+            let repeated = self.end_batch_once(mode, &again).await;
+            lost.into_iter().zip(repeated).for_each(|(result, repeated)| *result = repeated);
+        }
+        ended
+    }
+
+    async fn end_batch_once(&self, mode: PutMode, objects: &[ObjectMeta<&str>]) -> Vec<Result<(), RpcError>> {
+        match self.shared.objects.end_batch(mode, objects.to_vec()).await {
+            Ok(results) => results.into_iter().map(|result| result.map_err(RpcError::from)).collect(),
+            Err(error) => objects.iter().map(|_| Err(error.clone())).collect(),
         }
     }
 

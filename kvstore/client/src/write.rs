@@ -217,7 +217,7 @@ impl KvClient {
     /// Makes the object visible. The call is idempotent, so it is repeated if the response was lost.
     async fn end(&self, mode: PutMode, key: &str, checksum: Option<u64>) -> Result<(), KvError> {
         let mut ended = self.shared.objects.end(mode, key, checksum).await;
-        if matches!(ended, Err(RpcError::Lost { .. } | RpcError::TimedOut { .. })) {
+        if ended.as_ref().is_err_and(RpcError::is_response_lost) {
             ended = self.shared.objects.end(mode, key, checksum).await;
         }
         ended.map_err(|source| KvError::master("end the put of", key, source))

@@ -63,6 +63,21 @@ pub struct StoreSnapshotSummary {
     pub elapsed: Duration,
 }
 
+/// Adds the snapshot of another shard of the store, which was taken afterwards.
+impl std::ops::AddAssign for StoreSnapshotSummary {
+    fn add_assign(&mut self, other: Self) {
+        self.listed += other.listed;
+        self.skipped += other.skipped;
+        self.located += other.located;
+        self.missing += other.missing;
+        self.unqueryable += other.unqueryable;
+        self.list_time += other.list_time;
+        self.lookup_time += other.lookup_time;
+        self.retries += other.retries;
+        self.elapsed += other.elapsed;
+    }
+}
+
 impl StoreSnapshotSummary {
     /// The pause before the next snapshot that keeps key lists and lookups within their shares of the master's time. Lookups of a
     /// snapshot are mostly spread over it; those of [`crate::object_list`] are not.

@@ -13,7 +13,9 @@ use moongate_oplog::{OplogError, OplogOptions};
 use moongate_runtime::Supervisor;
 
 use crate::clock::MonotonicUnixClock;
-use crate::durable::{DataDirOptions, DurableJournal, MEMBER_FILE, RestoredJournal};
+use crate::durable::{
+    DataDirOptions, DurableJournal, MEMBER_FILE, RestoredJournal, ShardMarkerError, mark_folder,
+};
 use crate::journal::Journal;
 use crate::server::{MasterServer, MasterServerOptions};
 use crate::state::{AuxState, MasterState};
@@ -31,6 +33,8 @@ pub enum PersistenceError {
     /// The folder contains the state of an HA member.
     #[error("{0} contains the state of an HA master; start with --enable_ha, or set another --data_dir")]
     Member(PathBuf),
+    #[error(transparent)]
+    Shard(#[from] ShardMarkerError),
     /// The persister's thread could not be started.
     #[error("cannot start the persister thread")]
     Thread(#[source] std::io::Error),
@@ -54,6 +58,7 @@ impl StatePersistence {
         if data.folder.join(MEMBER_FILE).exists() {
             return Err(PersistenceError::Member(data.folder.clone()));
         }
+        mark_folder(&data.folder, server.shard)?;
         let options = OplogOptions { flush_always: data.flush_always, ..OplogOptions::default() };
         let RestoredJournal { journal: durable, state, report: restored } =
             DurableJournal::open(&data.folder, options, &server.core, clock.now_ms())?;

@@ -76,7 +76,11 @@ impl NodeMembership {
             match self.mount_all().await {
                 Ok(()) => return Ok(()),
                 Err(source) => {
-                    let refused = matches!(source, RpcError::Refused(_) | RpcError::UnknownRelease { .. });
+                    let refused = match &source {
+                        // A router that could not call a shard has refused nothing.
+                        RpcError::Refused(code) => !code.is_no_response(),
+                        source => matches!(source, RpcError::UnknownRelease { .. }),
+                    };
                     if refused || retry.is_expired() {
                         let address = self.master.address().to_owned();
                         return Err(NodeStartError::Master { address, source });

@@ -12,7 +12,8 @@ use axum::routing::get;
 use axum::{Json, Router};
 use futures_util::future::join_all;
 use futures_util::{StreamExt as _, TryStreamExt as _};
-use mooncake_wire::types::DEFAULT_TENANT;
+use mooncake_wire::admin::{HealthResponse, SegmentDetail, SegmentsDetail};
+use mooncake_wire::types::{DEFAULT_TENANT, Uuid};
 use moongate_master_client::rpc::MasterAddress;
 use moongate_runtime::plain_http_client;
 use moongate_store_shards::{ShardCount, ShardIndex};
@@ -26,6 +27,7 @@ use crate::start::RouterStartError;
 
 /// Mooncake's port for the admin server.
 const DEFAULT_PORT: u16 = 9003;
+const GIB: f64 = (1_u64 << 30) as f64;
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4");
 /// Mooncake's name for a call that failed.
 const UNREACHABLE: &str = "RPC_FAIL";
@@ -109,6 +111,7 @@ pub(crate) fn admin_routes(admin: AdminState) -> Router {
         .route("/health", get(health))
         .route("/metrics", get(metrics))
         .route("/get_all_keys", get(all_keys))
+        .route("/get_segments_detail", get(segments_detail))
         .route("/query_key", get(query_key))
         .route("/batch_query_keys", get(batch_query_keys))
         .with_state(Arc::new(admin))
@@ -123,19 +126,63 @@ async fn health(State(admin): SharedAdmin) -> Response {
         health.is_some_and(|health| health.get("service_ready") == Some(&Value::Bool(true)))
     }));
     let serving = serving.await;
-    let (status, text) = match serving.iter().filter(|serves| **serves).count() {
-        0 => (StatusCode::SERVICE_UNAVAILABLE, "unavailable"),
-        count if count < serving.len() => (StatusCode::OK, "degraded"),
-        _ => (StatusCode::OK, "ok"),
+    let missing = serving.iter().enumerate().filter(|(_, serves)| !**serves);
+    let problems: Vec<String> =
+        missing.map(|(shard, _)| format!("the master of shard {shard} does not serve")).collect();
+    let service_ready = problems.len() < serving.len();
+    let health = HealthResponse {
+        status: if problems.is_empty() { "ok" } else { "degraded" }.to_owned(),
+        role: "leader".to_owned(),
+        ha_state: "serving".to_owned(),
+        service_ready,
+        leader_address: None,
+        view_version: None,
+        problems,
+        shard: None,
     };
-    (status, Json(json!({ "status": text, "shards_ready": serving }))).into_response()
+    let status = if service_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, Json(health)).into_response()
+}
+
+/// The segments of all masters. Those of one that cannot be reached must not look unmounted, so then there is no response.
+async fn segments_detail(State(admin): SharedAdmin) -> Response {
+    let texts =
+        join_all(admin.count.iter().map(|shard| admin.admins.text(shard, "/get_segments_detail"))).await;
+    let parts: Option<Vec<SegmentsDetail>> =
+        texts.into_iter().map(|text| serde_json::from_str(&text?).ok()).collect();
+    parts.map_or_else(unavailable, |parts| Json(whole_segments(parts)).into_response())
+}
+
+/// Segments whose parts are in several shards.
+fn whole_segments(parts: Vec<SegmentsDetail>) -> SegmentsDetail {
+    let mut whole: BTreeMap<Uuid, SegmentDetail> = BTreeMap::new();
+    for part in parts.into_iter().flat_map(|detail| detail.segments) {
+        let Some(segment) = whole.get_mut(&part.segment_id) else {
+            whole.insert(part.segment_id, part);
+            continue;
+        };
+        // Addresses have the same number of digits, or the longer one is greater.
+        if (part.base_address.len(), &part.base_address) < (segment.base_address.len(), &segment.base_address)
+        {
+            segment.base_address = part.base_address;
+        }
+        segment.size_bytes = segment.size_bytes.saturating_add(part.size_bytes);
+        segment.size_human = format!("{} GiB", segment.size_bytes as f64 / GIB);
+        segment.allocator_used_bytes = segment.allocator_used_bytes.saturating_add(part.allocator_used_bytes);
+        segment.allocator_capacity_bytes =
+            segment.allocator_capacity_bytes.saturating_add(part.allocator_capacity_bytes);
+        let capacity = segment.allocator_capacity_bytes.max(1) as f64;
+        segment.allocator_usage_percent = segment.allocator_used_bytes as f64 / capacity * 100.0;
+    }
+    SegmentsDetail { total_segments: whole.len() as u64, segments: whole.into_values().collect() }
 }
 
 /// The router's metrics, and the sums of those of the masters that can be reached.
 async fn metrics(State(admin): SharedAdmin) -> Response {
     let texts = join_all(admin.count.iter().map(|shard| admin.admins.text(shard, "/metrics"))).await;
     // In one sum, as a family must not appear twice.
-    let texts: Vec<String> = std::iter::once(admin.counters.text()).chain(texts.into_iter().flatten()).collect();
+    let texts: Vec<String> =
+        std::iter::once(admin.counters.text()).chain(texts.into_iter().flatten()).collect();
     ([(header::CONTENT_TYPE, TEXT)], metrics_text::sum(&texts)).into_response()
 }
 
@@ -144,7 +191,8 @@ async fn all_keys(State(admin): SharedAdmin) -> Response {
     let lists = join_all(admin.count.iter().map(|shard| admin.admins.get(shard, "/get_all_keys"))).await;
     let lists: Option<Vec<_>> = lists.into_iter().map(|list| list?.error_for_status().ok()).collect();
     let Some(lists) = lists else { return unavailable() };
-    let chunks = futures_util::stream::iter(lists).flat_map(|list| list.bytes_stream().map_err(axum::Error::new));
+    let chunks =
+        futures_util::stream::iter(lists).flat_map(|list| list.bytes_stream().map_err(axum::Error::new));
     ([(header::CONTENT_TYPE, TEXT)], Body::from_stream(chunks)).into_response()
 }
 
@@ -173,12 +221,16 @@ async fn batch_query_keys(State(admin): SharedAdmin, RawQuery(query): RawQuery) 
     }
     let admins = &admin.admins;
     let queries = by_shard.iter().map(|(shard, keys)| async move {
-        let encoded: Vec<_> = keys.iter().map(|key| utf8_percent_encode(key, NON_ALPHANUMERIC).to_string()).collect();
+        let encoded: Vec<_> =
+            keys.iter().map(|key| utf8_percent_encode(key, NON_ALPHANUMERIC).to_string()).collect();
         let text = admins.text(*shard, &format!("/batch_query_keys?keys={}", encoded.join(","))).await;
         let reply: Option<Value> = text.and_then(|text| serde_json::from_str(&text).ok());
         match reply.as_ref().and_then(|reply| reply.get("data")) {
             Some(Value::Object(found)) => found.clone(),
-            _ => keys.iter().map(|key| ((*key).to_owned(), json!({ "ok": false, "error": UNREACHABLE }))).collect(),
+            _ => keys
+                .iter()
+                .map(|key| ((*key).to_owned(), json!({ "ok": false, "error": UNREACHABLE })))
+                .collect(),
         }
     });
     let data: Map<String, Value> = join_all(queries).await.into_iter().flatten().collect();
@@ -187,7 +239,11 @@ async fn batch_query_keys(State(admin): SharedAdmin, RawQuery(query): RawQuery) 
 
 /// The value of the first member of this name in a query string, not decoded.
 fn member<'q>(query: &'q str, name: &str) -> Option<&'q str> {
-    query.split('&').filter_map(|pair| pair.split_once('=')).find(|(found, _)| *found == name).map(|(_, value)| value)
+    query
+        .split('&')
+        .filter_map(|pair| pair.split_once('='))
+        .find(|(found, _)| *found == name)
+        .map(|(_, value)| value)
 }
 
 fn json_response(status: StatusCode, body: Bytes) -> Response {

@@ -13,14 +13,13 @@ use mooncake_wire::frame::{self, FrameParseResult, RequestHeader, RpcFault, RpcF
 use mooncake_wire::intact_ranges::{self, IntactRangesArguments};
 use mooncake_wire::rpc::{self, MasterResult, Request, RpcMethod};
 use mooncake_wire::shards::{ShardRequest, encode_list};
-use moongate_master_client::rpc::MasterClient;
 use moongate_runtime::Supervisor;
 use moongate_runtime::net::TcpStream;
 use moongate_store_shards::{ShardResponse, SplitRequest, split_intact_ranges};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_util::sync::CancellationToken;
 
-use crate::masters::ShardMasters;
+use crate::masters::{ConnectionMasters, ShardMasters};
 use crate::segment_sizes::SegmentSizes;
 
 /// Bytes reserved for each read from the socket.
@@ -40,13 +39,13 @@ pub(crate) struct RouterState {
 
 pub(crate) struct ClientConnection {
     router: Arc<RouterState>,
-    masters: Vec<MasterClient>,
+    masters: ConnectionMasters,
     dialect: ConnectionDialect,
 }
 
 impl ClientConnection {
     pub(crate) fn new(router: Arc<RouterState>, host: IpAddr, supervisor: &Supervisor) -> Self {
-        let masters = router.masters.connect(supervisor);
+        let masters = ConnectionMasters::new(router.masters.count, supervisor);
         Self { router, masters, dialect: ConnectionDialect::new(host) }
     }
 
@@ -84,7 +83,9 @@ impl ClientConnection {
     /// Handles the complete requests in `input`. Returns false if responses have to be sent before the next one.
     async fn handle_requests(&mut self, input: &mut BytesMut, output: &mut BytesMut) -> io::Result<bool> {
         loop {
-            match frame::take::<RequestHeader>(input, self.router.max_frame_bytes).map_err(io::Error::other)? {
+            match frame::take::<RequestHeader>(input, self.router.max_frame_bytes)
+                .map_err(io::Error::other)?
+            {
                 FrameParseResult::Frame(request) => self.handle(&request, output).await,
                 FrameParseResult::Incomplete(_) => return Ok(true),
             }
@@ -141,16 +142,21 @@ impl ClientConnection {
             let masters = self.router.masters.addresses.iter().map(String::as_str).collect();
             return encode_list(header.sequence, masters, output).map_err(|_| RpcFault::invalid_argument());
         }
-        let report = IntactRangesArguments::decode(header.function_id, body).map_err(|fault| match fault.code {
-            RpcFault::NOT_REGISTERED => rpc::unsupported_fault(header.function_id),
-            _ => fault,
-        })?;
+        let report =
+            IntactRangesArguments::decode(header.function_id, body).map_err(|fault| match fault.code {
+                RpcFault::NOT_REGISTERED => rpc::unsupported_fault(header.function_id),
+                _ => fault,
+            })?;
         let dropped = self.report_intact_ranges(&report).await?;
-        intact_ranges::encode_reply(header.sequence, dropped, output).map_err(|_| RpcFault::invalid_argument())
+        intact_ranges::encode_reply(header.sequence, dropped, output)
+            .map_err(|_| RpcFault::invalid_argument())
     }
 
     /// Passes a report on to the shards whose parts it covers. Returns the number of replicas that they drop.
-    async fn report_intact_ranges(&self, report: &IntactRangesArguments) -> Result<MasterResult<u64>, RpcFault> {
+    async fn report_intact_ranges(
+        &self,
+        report: &IntactRangesArguments,
+    ) -> Result<MasterResult<u64>, RpcFault> {
         let masters = &self.router.masters;
         // As of a master without this call: readers get the replicas, and the node rejects the reads of those that are not intact.
         let size = self.router.segments.get(report.segment_id).ok_or_else(RpcFault::not_registered)?;

@@ -48,12 +48,23 @@ impl RouterCounters {
         out.gauge("moongate_router_connections", "Open connections of clients", connections);
         out.counter("moongate_router_calls_total", "Calls of clients", self.calls.load(Relaxed));
         let rejected = self.rejected.load(Relaxed);
-        out.counter("moongate_router_rejected_calls_total", "Calls with an unknown function or arguments", rejected);
+        out.counter(
+            "moongate_router_rejected_calls_total",
+            "Calls with an unknown function or arguments",
+            rejected,
+        );
         let by_shard = |count: fn(&ShardCounters) -> &AtomicU64| {
             let counts = self.shards.iter().enumerate();
-            counts.map(|(shard, counters)| (shard.to_string(), count(counters).load(Relaxed))).collect::<Vec<_>>()
+            counts
+                .map(|(shard, counters)| (shard.to_string(), count(counters).load(Relaxed)))
+                .collect::<Vec<_>>()
         };
-        out.counter_by("moongate_router_shard_calls_total", "Calls of shards", "shard", by_shard(|it| &it.calls));
+        out.counter_by(
+            "moongate_router_shard_calls_total",
+            "Calls of shards",
+            "shard",
+            by_shard(|it| &it.calls),
+        );
         out.counter_by(
             "moongate_router_shard_failures_total",
             "Calls of shards without a response",

@@ -1,7 +1,7 @@
-//! One client connection's connections to the masters.
+//! Calls of the masters.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use mooncake_wire::shards::ShardIdentity;
 use moongate_master_client::rpc::{MasterClient, MasterClientOptions, RpcError};
 use moongate_runtime::{LogRateLimiter, Supervisor};
-use moongate_store_shards::{ShardCount, ShardIndex, ShardResponse};
+use moongate_store_shards::{ShardCount, ShardFrames, ShardIndex, ShardResponse};
 
 use crate::counters::RouterCounters;
 use crate::options::RouterOptions;
@@ -25,6 +25,21 @@ pub(crate) struct ShardMasters {
     warnings: Vec<LogRateLimiter>,
 }
 
+/// One client connection's connections to the masters. A master associates calls with their connection, so those of one caller must not
+/// share theirs with others.
+#[derive(Debug)]
+pub(crate) struct ConnectionMasters {
+    /// By shard, set with the first call.
+    clients: Vec<OnceLock<Option<MasterClient>>>,
+    supervisor: Supervisor,
+}
+
+impl ConnectionMasters {
+    pub(crate) fn new(count: ShardCount, supervisor: &Supervisor) -> Self {
+        Self { clients: count.iter().map(|_| OnceLock::new()).collect(), supervisor: supervisor.clone() }
+    }
+}
+
 impl ShardMasters {
     pub(crate) fn new(count: ShardCount, options: &RouterOptions, counters: Arc<RouterCounters>) -> Self {
         Self {
@@ -37,29 +52,11 @@ impl ShardMasters {
         }
     }
 
-    /// A client of each master. Each has one connection, opened with the first call: a master associates calls with their connection,
-    /// so those of one caller must not share theirs with others.
-    pub(crate) fn connect(&self, supervisor: &Supervisor) -> Vec<MasterClient> {
-        let connect = |(index, address): (usize, &String)| {
-            let identity = ShardIdentity { index: index as u64, count: self.count.get() as u64 };
-            let options = MasterClientOptions {
-                connections: 1,
-                timeout: self.call_timeout,
-                connect_timeout: self.call_timeout,
-                max_response: self.max_response,
-                shard: Some(identity),
-                ..MasterClientOptions::default()
-            };
-            MasterClient::new(address, options, supervisor)
-        };
-        self.addresses.iter().enumerate().map(connect).collect()
-    }
-
     /// Sends the frames at the same time, and returns the responses in their order.
     pub(crate) async fn call(
         &self,
-        masters: &[MasterClient],
-        mut frames: Vec<(ShardIndex, BytesMut)>,
+        masters: &ConnectionMasters,
+        mut frames: ShardFrames,
     ) -> Vec<ShardResponse> {
         if frames.len() == 1
             && let Some((shard, frame)) = frames.pop()
@@ -69,8 +66,30 @@ impl ShardMasters {
         join_all(frames.into_iter().map(|(shard, frame)| self.call_one(masters, shard, frame))).await
     }
 
-    async fn call_one(&self, masters: &[MasterClient], shard: ShardIndex, frame: BytesMut) -> ShardResponse {
-        let (Some(master), Some(counters)) = (masters.get(shard), self.counters.shards.get(shard)) else {
+    /// A client of a master with one connection, opened with the first call.
+    fn connect(&self, shard: ShardIndex, supervisor: &Supervisor) -> Option<MasterClient> {
+        let options = MasterClientOptions {
+            connections: 1,
+            timeout: self.call_timeout,
+            connect_timeout: self.call_timeout,
+            max_response: self.max_response,
+            shard: Some(ShardIdentity { index: shard as u64, count: self.count.get() as u64 }),
+            ..MasterClientOptions::default()
+        };
+        Some(MasterClient::new(self.addresses.get(shard)?, options, supervisor))
+    }
+
+    async fn call_one(
+        &self,
+        masters: &ConnectionMasters,
+        shard: ShardIndex,
+        frame: BytesMut,
+    ) -> ShardResponse {
+        let master = masters
+            .clients
+            .get(shard)
+            .and_then(|client| client.get_or_init(|| self.connect(shard, &masters.supervisor)).as_ref());
+        let (Some(master), Some(counters)) = (master, self.counters.shards.get(shard)) else {
             return ShardResponse::Unreachable;
         };
         counters.calls.fetch_add(1, Relaxed);

@@ -51,8 +51,10 @@ mod tests {
 
     #[test]
     fn series_are_added_up() {
-        let first = "# HELP keys Number of keys\n# TYPE keys gauge\nkeys 3\nsize{segment=\"a b\"} 1.5\n".to_owned();
-        let second = "# HELP keys Number of keys\n# TYPE keys gauge\nkeys 4\nsize{segment=\"c\"} 2\nbad x\n".to_owned();
+        let first =
+            "# HELP keys Number of keys\n# TYPE keys gauge\nkeys 3\nsize{segment=\"a b\"} 1.5\n".to_owned();
+        let second = "# HELP keys Number of keys\n# TYPE keys gauge\nkeys 4\nsize{segment=\"c\"} 2\nbad x\n"
+            .to_owned();
         let expected = "# HELP keys Number of keys\n# TYPE keys gauge\nkeys 7\nsize{segment=\"a b\"} 1.5\nsize{segment=\"c\"} 2\n";
         assert_eq!(sum(&[first, second]), expected);
         assert_eq!(sum(&[]), "");

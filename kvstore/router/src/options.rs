@@ -9,7 +9,13 @@ use clap::Args;
 #[derive(Clone, Debug, Args)]
 pub struct RouterOptions {
     /// The store's masters in the order of their --shard: each HOST:PORT, or etcd://HOST:PORT;HOST:PORT/CLUSTER for the leader of several
-    #[arg(long, env = "MOONGATE_ROUTER_SHARDS", value_name = "MASTER,...", value_delimiter = ',', required = true)]
+    #[arg(
+        long,
+        env = "MOONGATE_ROUTER_SHARDS",
+        value_name = "MASTER,...",
+        value_delimiter = ',',
+        required = true
+    )]
     pub shards: Vec<String>,
     /// HOST:PORT of each master's admin server; by default port 9003 of the masters' hosts
     #[arg(long, env = "MOONGATE_ROUTER_SHARD_ADMINS", value_name = "HOST:PORT,...", value_delimiter = ',')]
@@ -18,7 +24,12 @@ pub struct RouterOptions {
     #[arg(long, env = "MOONGATE_ROUTER_LISTEN", value_name = "IP:PORT", default_value = "0.0.0.0:50051")]
     pub listen: SocketAddr,
     /// Listen address for health, metrics and keys, in place of a master's admin server
-    #[arg(long, env = "MOONGATE_ROUTER_ADMIN_LISTEN", value_name = "IP:PORT", default_value = "0.0.0.0:9003")]
+    #[arg(
+        long,
+        env = "MOONGATE_ROUTER_ADMIN_LISTEN",
+        value_name = "IP:PORT",
+        default_value = "0.0.0.0:9003"
+    )]
     pub admin_listen: SocketAddr,
     /// Maximum number of connections of clients; further ones wait
     #[arg(long, env = "MOONGATE_ROUTER_MAX_CONNECTIONS", value_name = "N", default_value_t = 16_384)]

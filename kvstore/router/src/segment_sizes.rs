@@ -29,7 +29,10 @@ impl SegmentSizes {
         }
     }
 
-    fn record<'s, 't: 's>(&self, segments: impl IntoIterator<Item = &'s mooncake_wire::types::Segment<&'t str>>) {
+    fn record<'s, 't: 's>(
+        &self,
+        segments: impl IntoIterator<Item = &'s mooncake_wire::types::Segment<&'t str>>,
+    ) {
         let mut sizes = self.0.lock();
         for segment in segments {
             if sizes.len() < CAPACITY || sizes.contains_key(&segment.id) {

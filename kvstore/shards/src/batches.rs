@@ -104,7 +104,11 @@ impl<'a> BatchArguments<'a> for OffloadedArguments<&'a str> {
     }
 
     fn select(&self, items: &[usize]) -> Self {
-        Self { client_id: self.client_id, tasks: select(&self.tasks, items), stored: select(&self.stored, items) }
+        Self {
+            client_id: self.client_id,
+            tasks: select(&self.tasks, items),
+            stored: select(&self.stored, items),
+        }
     }
 }
 

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use mooncake_wire::ErrorCode;
 use mooncake_wire::rpc;
 use mooncake_wire::rpc::{
-    FetchTasksArguments, MasterResult, MountArguments, MountNofArguments, RemountArguments, RemountNofArguments,
-    RpcDefinition, SsdCapacityArguments,
+    FetchTasksArguments, MasterResult, MountArguments, MountNofArguments, RemountArguments,
+    RemountNofArguments, RpcDefinition, SsdCapacityArguments,
 };
 use mooncake_wire::types::{ClientStatus, NofSegment, OffloadTasks, PingReply, SegmentStatus};
 
@@ -121,7 +121,17 @@ fn done(replies: MasterResult<Vec<()>>) -> MasterResult<()> {
 /// The number of removed objects, or the first error code, which is negative.
 fn removed(replies: Vec<Result<i64, ErrorCode>>) -> i64 {
     let counts = replies.into_iter().map(|reply| reply.unwrap_or_else(|code| code.0.into()));
-    counts.reduce(|sum, count| if sum < 0 { sum } else if count < 0 { count } else { sum + count }).unwrap_or(0)
+    counts
+        .reduce(|sum, count| {
+            if sum < 0 {
+                sum
+            } else if count < 0 {
+                count
+            } else {
+                sum + count
+            }
+        })
+        .unwrap_or(0)
 }
 
 /// A client has to mount its segments again if any shard lacks them.

@@ -49,10 +49,7 @@ impl<A> SplitCall<A> {
 /// An RPC of a store with several masters.
 pub trait ShardedRpc: RpcDefinition {
     /// The calls of shards that this call consists of.
-    fn split(
-        arguments: Self::Arguments<&str>,
-        shards: ShardCount,
-    ) -> SplitCall<Self::Arguments<&str>>;
+    fn split(arguments: Self::Arguments<&str>, shards: ShardCount) -> SplitCall<Self::Arguments<&str>>;
 
     /// The reply to the call, from the replies of its parts in the order of [`SplitCall::calls`], and [`SplitCall::items`]. A shard that
     /// could not be called replies with an error code, by convention `RPC_FAIL`.

@@ -6,11 +6,6 @@ use mooncake_wire::rpc::MasterResult;
 /// A shard's reply to a call that may be refused, or why there is none.
 pub(crate) type ShardReply<T> = Result<MasterResult<T>, ErrorCode>;
 
-/// Whether a shard could not be called: it has neither executed nor refused the call, as far as is known.
-fn is_unreachable(code: ErrorCode) -> bool {
-    matches!(code, ErrorCode::RPC_FAIL | ErrorCode::RPC_TIMEOUT)
-}
-
 /// The reply of the only shard that was called.
 pub(crate) fn only<T>(replies: Vec<ShardReply<T>>) -> MasterResult<T> {
     replies.into_iter().next().unwrap_or(Err(ErrorCode::INTERNAL_ERROR)).and_then(|reply| reply)
@@ -28,7 +23,7 @@ pub(crate) fn reachable<T>(replies: Vec<ShardReply<T>>) -> MasterResult<Vec<T>> 
     for reply in replies {
         match reply.and_then(|reply| reply) {
             Ok(value) => values.push(value),
-            Err(code) if is_unreachable(code) => unreachable = Some(code),
+            Err(code) if code.is_no_response() => unreachable = Some(code),
             Err(code) => return Err(code),
         }
     }
@@ -58,7 +53,7 @@ pub(crate) fn any<T>(replies: Vec<ShardReply<T>>) -> MasterResult<T> {
     for reply in replies {
         match reply.and_then(|reply| reply) {
             Ok(value) => return Ok(value),
-            Err(code) if failure.is_none() || is_unreachable(code) => failure = Some(code),
+            Err(code) if failure.is_none() || code.is_no_response() => failure = Some(code),
             Err(_) => {}
         }
     }

@@ -13,16 +13,9 @@ pub type ShardIndex = usize;
 const MIN_HASH_DIGITS: usize = 16;
 
 /// A number of shards that is not supported.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0} shards are not supported; give 1 to {MAX_SHARDS}")]
 pub struct InvalidShardCount(pub usize);
-
-impl std::fmt::Display for InvalidShardCount {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "{} shards are not supported; give 1 to {MAX_SHARDS}", self.0)
-    }
-}
-
-impl std::error::Error for InvalidShardCount {}
 
 /// The number of a store's shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +25,10 @@ impl ShardCount {
     /// # Errors
     /// When it is zero or above 256.
     pub fn new(count: usize) -> Result<Self, InvalidShardCount> {
-        NonZeroUsize::new(count).filter(|count| count.get() as u64 <= MAX_SHARDS).map(Self).ok_or(InvalidShardCount(count))
+        NonZeroUsize::new(count)
+            .filter(|count| count.get() as u64 <= MAX_SHARDS)
+            .map(Self)
+            .ok_or(InvalidShardCount(count))
     }
 
     pub fn get(self) -> usize {
@@ -90,7 +86,8 @@ mod tests {
     #[test]
     fn shards_of_keys_are_fixed() {
         let shards = |tenant| {
-            ["", "a", "key-7", "0123456789abcdef", "m@0@0123456789abcdef@1"].map(|key| FOUR.shard_of(tenant, key))
+            ["", "a", "key-7", "0123456789abcdef", "m@0@0123456789abcdef@1"]
+                .map(|key| FOUR.shard_of(tenant, key))
         };
         assert_eq!(shards("default"), [1, 0, 1, 2, 2]);
         assert_eq!(shards("other"), [0, 3, 2, 1, 1]);
@@ -130,7 +127,10 @@ mod tests {
     #[test]
     fn counts_are_checked() {
         assert_eq!(ShardCount::new(0), Err(InvalidShardCount(0)));
-        assert_eq!(ShardCount::new(257).unwrap_err().to_string(), "257 shards are not supported; give 1 to 256");
+        assert_eq!(
+            ShardCount::new(257).unwrap_err().to_string(),
+            "257 shards are not supported; give 1 to 256"
+        );
         assert_eq!(ShardCount::new(256).unwrap().get(), 256);
     }
 }

@@ -70,6 +70,14 @@ pub async fn start_http_master_with(
     metadata: Option<MetadataServiceOptions>,
     core: MasterCoreOptions,
 ) -> TestHttpMaster {
+    let options = MasterServerOptions { core, threads: 2, ..MasterServerOptions::default() };
+    start_http_master_of(metadata, options).await
+}
+
+pub async fn start_http_master_of(
+    metadata: Option<MetadataServiceOptions>,
+    options: MasterServerOptions,
+) -> TestHttpMaster {
     let loopback: SocketAddr = "127.0.0.1:0".parse().unwrap();
     let events = KvEventServiceOptions {
         bind: "tcp://127.0.0.1:*".to_owned(),
@@ -85,12 +93,10 @@ pub async fn start_http_master_with(
         quotas: None,
     });
     let journal = services.observe(Arc::new(MemoryJournal::new(1 << 20)), &Arc::default());
-    let server = Arc::new(MasterServer::new(
-        MasterServerOptions { core, threads: 2, ..MasterServerOptions::default() },
-        journal,
-    ));
+    let threads = options.threads;
+    let server = Arc::new(MasterServer::new(options, journal));
     let supervisor = Supervisor::new();
-    let rpc = rpc::serve(&server, loopback, 2, &supervisor).unwrap().address().to_string();
+    let rpc = rpc::serve(&server, loopback, threads, &supervisor).unwrap().address().to_string();
     let services = services.start(&server, &supervisor).await.unwrap();
     server.leadership.store(Arc::new(LeadershipStatus::standalone()));
     moongate_master::ticker::start(&server, &supervisor);

@@ -29,6 +29,9 @@ pub struct HealthResponse {
     /// Descriptions of current problems. Moongate masters only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
+    /// Which shard of its store the master is, as `INDEX/COUNT`. Moongate masters of a store with several shards only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shard: Option<String>,
 }
 
 /// Response body of `GET /kv_events/status`.

@@ -145,6 +145,14 @@ wire_code! {
 
 impl std::error::Error for ErrorCode {}
 
+impl ErrorCode {
+    /// Whether there is no response of the master that has the object: a router could not call it. It may have executed the call.
+    #[must_use]
+    pub fn is_no_response(self) -> bool {
+        matches!(self, Self::RPC_FAIL | Self::RPC_TIMEOUT)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

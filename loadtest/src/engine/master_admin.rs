@@ -116,6 +116,7 @@ fn respond(shared: &SimMasterAdminState, request: &Request<Incoming>) -> SimResp
             leader_address: None,
             view_version: None,
             problems: Vec::new(),
+            shard: None,
         }),
         "/kv_events/status" => json(&KvEventsStatus::default()),
         // The simulation has no nodes that report metrics.

@@ -69,7 +69,8 @@ async fn use_store(
 async fn check_all(store: &ShardedStoreProcesses, stored: &AcknowledgedObjects) -> usize {
     let supervisor = Supervisor::new();
     let client = client(store, &supervisor);
-    let objects: Vec<(String, usize)> = stored.lock().iter().map(|(key, size)| (key.clone(), *size)).collect();
+    let objects: Vec<(String, usize)> =
+        stored.lock().iter().map(|(key, size)| (key.clone(), *size)).collect();
     let read_all = async {
         for (key, size) in &objects {
             loop {
@@ -105,31 +106,33 @@ async fn thirty_kills_of_a_store_with_several_masters_lose_no_object() {
     let (stored, stop, failed) = (AcknowledgedObjects::default(), Arc::default(), Arc::default());
     let writers = join_all((0..WRITERS).map(|writer| {
         let client = client(&store, &supervisor);
-        tokio::spawn(use_store(client, writer, Arc::clone(&stored), Arc::clone(&stop), Arc::clone(&failed)))
+        use_store(client, writer, Arc::clone(&stored), Arc::clone(&stop), Arc::clone(&failed))
     }));
     let (_, mut random) = settings();
-    for kill in 0..KILLS {
-        let before = stored.lock().len();
-        let target = match random.usize(..8) {
-            0..5 => StoreProcess::Shard(random.usize(..SHARDS)),
-            5 => StoreProcess::Router,
-            _ => StoreProcess::Node(random.usize(..NODES)),
-        };
-        tokio::time::sleep(Duration::from_millis(random.u64(50..250))).await;
-        store.kill(target).await;
-        tokio::time::sleep(Duration::from_millis(random.u64(0..100))).await;
-        store.restart(target);
-        // Something is stored between two kills.
-        let progress = async {
-            while stored.lock().len() < before + 5 {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        let progressed = tokio::time::timeout(SETTLING_LIMIT, progress).await;
-        assert!(progressed.is_ok(), "nothing is stored after kill {kill} of {target:?}");
-    }
-    stop.store(true, Relaxed);
-    writers.await.into_iter().for_each(|writer| writer.unwrap());
+    let kills = async {
+        for kill in 0..KILLS {
+            let before = stored.lock().len();
+            let target = match random.usize(..8) {
+                0..5 => StoreProcess::Shard(random.usize(..SHARDS)),
+                5 => StoreProcess::Router,
+                _ => StoreProcess::Node(random.usize(..NODES)),
+            };
+            tokio::time::sleep(Duration::from_millis(random.u64(50..250))).await;
+            store.kill(target).await;
+            tokio::time::sleep(Duration::from_millis(random.u64(0..100))).await;
+            store.restart(target);
+            // Something is stored between two kills.
+            let progress = async {
+                while stored.lock().len() < before + 5 {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            };
+            let progressed = tokio::time::timeout(SETTLING_LIMIT, progress).await;
+            assert!(progressed.is_ok(), "nothing is stored after kill {kill} of {target:?}");
+        }
+        stop.store(true, Relaxed);
+    };
+    tokio::join!(writers, kills);
     let checked = check_all(&store, &stored).await;
     let failed = failed.load(Relaxed);
     eprintln!("{checked} objects checked, {failed} puts failed meanwhile");

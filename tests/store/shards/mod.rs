@@ -1,6 +1,7 @@
 //! A store with several masters behind a router: every program is a process of its own.
 
 mod kills;
+mod predictions;
 mod processes;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +10,7 @@ use mooncake_wire::admin::KeyReplicas;
 use moongate_master_client::admin::{AdminClient, AdminClientOptions};
 use moongate_runtime::Supervisor;
 use moongate_store_client::{KvClient, KvClientOptions, PutOptions, PutOutcome};
-use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST_WITHOUT_CUDA, RealNode};
+use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST, NEWEST_WITHOUT_CUDA, RealNode, has};
 
 use processes::{SHARDS, ShardedStoreProcesses};
 
@@ -43,23 +44,48 @@ async fn mooncakes_programs_use_several_masters_as_one() {
     let expected = [("absent", false), ("object-1", true), ("object-2", true)];
     assert_eq!(located, expected.map(|(key, ok)| (key.to_owned(), ok)).into());
 
+    let segments = of(&store.router_admin()).segments_detail().await.unwrap().segments;
+    let mut sizes: Vec<u64> = segments.iter().map(|segment| segment.size_bytes >> 20).collect();
+    sizes.sort_unstable();
+    assert_eq!(sizes, [64, 256], "{segments:?}");
+
     // Moongate's client calls the masters directly.
     let ours = KvClient::new(store.router(), KvClientOptions::default(), &supervisor).unwrap();
     assert_eq!(ours.get("object-7").await.unwrap().len(), 70_001);
     let calls = store.router_calls().await;
     for number in 0..20 {
         let key = format!("ours-{number}");
-        assert_eq!(ours.put(&key, &[number; 5000], &PutOptions::default()).await.unwrap(), PutOutcome::Stored);
+        assert_eq!(
+            ours.put(&key, &[number; 5000], &PutOptions::default()).await.unwrap(),
+            PutOutcome::Stored
+        );
         assert_eq!(client.get(&key).await, 5000);
     }
     let names: Vec<String> = (0..20).map(|number| format!("ours-{number}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     assert_eq!(ours.exist(&names).await.unwrap(), [true; 20]);
     let read = ours.get_batch(&names).await;
-    assert!(read.iter().enumerate().all(|(number, bytes)| bytes.as_ref().unwrap()[0] == u8::try_from(number).unwrap()));
+    assert!(
+        read.iter()
+            .enumerate()
+            .all(|(number, bytes)| bytes.as_ref().unwrap()[0] == u8::try_from(number).unwrap())
+    );
     // Those of Mooncake's client for its gets and heartbeats, and none for the puts.
     assert!(store.router_calls().await - calls < 20 * 4, "the client calls the router");
     assert_eq!(ours.remove_matching("^ours-1", true).await.unwrap(), 11);
     assert_eq!(ours.exist(&["ours-1", "ours-2", "ours-10"]).await.unwrap(), [false, true, false]);
     client.close().await;
+
+    for release in [NEWEST, "0.3.9"] {
+        if !has(release).await {
+            continue;
+        }
+        let mut client = RealNode::start_of(release, store.router(), HANDSHAKE, 0).await;
+        let keys: Vec<String> = (0..20).map(|number| format!("{release}-{number}")).collect();
+        assert_eq!(client.fill(&keys, 5000).await, 0, "{release}");
+        assert_eq!(client.send_command(&format!("read {}", keys.join(" "))).await, "20", "{release}");
+        assert_eq!(ours.get(&keys[3]).await.unwrap().len(), 5000, "{release}");
+        assert_eq!(client.send_command(&format!("clear ^{release}-1")).await, "11", "{release}");
+        client.close().await;
+    }
 }

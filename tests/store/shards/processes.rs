@@ -29,7 +29,10 @@ impl RestartableProcess {
 
     fn restart(&mut self) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_moongate"));
-        command.args(&self.arguments).env_clear().envs(self.variables.iter().map(|(name, value)| (name, value)));
+        command
+            .args(&self.arguments)
+            .env_clear()
+            .envs(self.variables.iter().map(|(name, value)| (name, value)));
         self.running = Some(MoongateProcess::spawn(&mut command));
     }
 
@@ -166,7 +169,12 @@ impl ShardedStoreProcesses {
 
     /// Number of calls that the router has got.
     pub(super) async fn router_calls(&self) -> u64 {
-        let text = reqwest::get(format!("http://{}/metrics", self.router_admin)).await.unwrap().text().await.unwrap();
+        let text = reqwest::get(format!("http://{}/metrics", self.router_admin))
+            .await
+            .unwrap()
+            .text()
+            .await
+            .unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix("moongate_router_calls_total "));
         line.unwrap_or_else(|| panic!("{text}")).parse().unwrap()
     }

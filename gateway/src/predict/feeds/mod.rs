@@ -8,4 +8,4 @@ mod store;
 #[cfg(test)]
 pub(crate) use apply::EngineEventApplier;
 pub(crate) use starter::{FeedStarter, run_feeds};
-pub(crate) use store::{StoreView, StoreViewStatus};
+pub(crate) use store::{StoreAdmins, StoreView, StoreViewStatus};

@@ -116,6 +116,7 @@ impl AdminClient {
                 leader_address: None,
                 view_version: None,
                 problems: Vec::new(),
+                shard: None,
             });
         }
         parsed(&url, &body)

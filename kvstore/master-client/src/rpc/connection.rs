@@ -11,8 +11,8 @@ use tokio::sync::mpsc;
 use super::error::{MasterConnectError, RpcError};
 use super::locate::MasterLocator;
 use super::master::MasterClientOptions;
-use super::shard_check;
 use super::session::{MasterSession, PendingCall, SessionEnd};
+use super::shard_check;
 use super::transport::RpcTransport;
 
 pub(super) struct MasterConnection {

@@ -43,11 +43,7 @@ pub enum RpcError {
         "the master at {address} {} instead of shard {expected}; give the masters in the order of their --shard",
         actual.map_or_else(|| "has no --shard".to_owned(), |actual| format!("is shard {actual}"))
     )]
-    OtherShard {
-        address: Arc<str>,
-        expected: ShardIdentity,
-        actual: Option<ShardIdentity>,
-    },
+    OtherShard { address: Arc<str>, expected: ShardIdentity, actual: Option<ShardIdentity> },
     /// The master accepts the arguments in no known format.
     #[error(
         "{address} accepts the arguments of {method} in no format of Mooncake {oldest} to {newest}: \
@@ -76,6 +72,18 @@ pub enum RpcError {
     /// The client has been shut down.
     #[error("the client has been shut down")]
     Closed,
+}
+
+impl RpcError {
+    /// Whether the call may have been executed although there is no response.
+    #[must_use]
+    pub fn is_response_lost(&self) -> bool {
+        match self {
+            Self::Lost { .. } | Self::TimedOut { .. } => true,
+            Self::Refused(code) => code.is_no_response(),
+            _ => false,
+        }
+    }
 }
 
 /// Why no connection to a master was opened.

@@ -41,17 +41,17 @@ pub(super) async fn check(
     })?;
     let actual = match u16::from(response.header.error) {
         0 => {
-            let decoded = decode_identity(&response.body).map_err(|error| RpcError::Protocol {
-                address: Arc::clone(address),
-                source: error.into(),
-            })?;
+            let decoded = decode_identity(&response.body)
+                .map_err(|error| RpcError::Protocol { address: Arc::clone(address), source: error.into() })?;
             Some(decoded?)
         }
         RpcFault::NOT_REGISTERED => None,
-        _ => return Err(RpcFault::parse(response.header.error, &response.body).map_or_else(
-            |error| RpcError::Protocol { address: Arc::clone(address), source: error.into() },
-            RpcError::Fault,
-        )),
+        _ => {
+            return Err(RpcFault::parse(response.header.error, &response.body).map_or_else(
+                |error| RpcError::Protocol { address: Arc::clone(address), source: error.into() },
+                RpcError::Fault,
+            ));
+        }
     };
     if actual == Some(expected) {
         return Ok(());

@@ -306,7 +306,9 @@ impl CallerSession {
         }
         if let Some(request) = ShardRequest::from_function_id(header.function_id) {
             let written = match request {
-                ShardRequest::Identity => shards::encode_identity(header.sequence, call.server.shard, call.out),
+                ShardRequest::Identity => {
+                    shards::encode_identity(header.sequence, call.server.shard, call.out)
+                }
                 // The first call of every client, which only a router answers.
                 ShardRequest::List => RpcFault::not_registered().write(header.sequence, call.out),
             };

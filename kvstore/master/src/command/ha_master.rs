@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use super::{log_flags, service_options};
 use crate::aux_services::MetadataLocation;
-use crate::durable::DataDirOptions;
+use crate::durable::{DataDirOptions, ShardMarkerError, mark_folder};
 use crate::flags::{HaBackend, HaFlags, MasterOptions};
 use crate::ha::{
     CoordinationError, ElectionTimings, EtcdCoordinator, HaCoordinator, HaNode, HaNodeContext, HaNodeStatus,
@@ -41,6 +41,8 @@ pub enum HaStartError {
     /// The data directory cannot be used.
     #[error("cannot open the state; --data_dir must be a writable directory")]
     Data(#[from] MemberFolderError),
+    #[error(transparent)]
+    Shard(#[from] ShardMarkerError),
     /// The HA thread or its runtime could not be started.
     #[error("cannot start the HA thread: {0}")]
     Thread(#[from] io::Error),
@@ -107,6 +109,7 @@ pub async fn start_ha(
     if let Some(tls) = &server.tls {
         tls.reload_on_change(supervisor);
     }
+    data.as_ref().map_or(Ok(()), |data| mark_folder(&data.folder, server.shard))?;
     let disk = data.as_ref().map(|data| open(data, &server.core)).transpose()?;
     let schedule = data.as_ref().map(DataDirOptions::schedule).unwrap_or_default();
     let status = Arc::new(HaNodeStatus::new());

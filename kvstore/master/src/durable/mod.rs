@@ -10,6 +10,7 @@ mod parallel_replay;
 mod persister;
 mod restore;
 mod salvage;
+mod shard_marker;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -28,6 +29,8 @@ pub(crate) use parallel_replay::ReplayThreads;
 pub(crate) use persister::SnapshotBatch;
 pub use persister::{PersistenceSchedule, StatePersister};
 pub use restore::{LoadedState, RestoreReport, RestoredJournal};
+pub use shard_marker::ShardMarkerError;
+pub(crate) use shard_marker::mark_folder;
 
 /// Maximum size of records that a failing disk has not stored, in bytes. Beyond it, no call gets a reply.
 const MAX_UNFLUSHED_BYTES: usize = 64 << 20;

@@ -295,10 +295,16 @@ fn shard(values: &FlagValues) -> Result<Option<ShardIdentity>, FlagError> {
     if text.is_empty() {
         return Ok(None);
     }
-    let parsed = text.split_once('/').and_then(|(index, count)| Some((index.parse().ok()?, count.parse().ok()?)));
+    let parsed =
+        text.split_once('/').and_then(|(index, count)| Some((index.parse().ok()?, count.parse().ok()?)));
     match parsed {
-        Some((index, count)) if index < count && count <= MAX_SHARDS => Ok(Some(ShardIdentity { index, count })),
-        _ => Err(values.invalid("shard", format!("INDEX/COUNT, with an index below the count and at most {MAX_SHARDS} shards"))),
+        Some((index, count)) if index < count && count <= MAX_SHARDS => {
+            Ok(Some(ShardIdentity { index, count }))
+        }
+        _ => Err(values.invalid(
+            "shard",
+            format!("INDEX/COUNT, with an index below the count and at most {MAX_SHARDS} shards"),
+        )),
     }
 }
 

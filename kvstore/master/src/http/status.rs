@@ -26,6 +26,7 @@ pub(super) async fn health(State(admin): SharedAdminContext) -> Response {
         service_ready: leadership.is_serving(),
         leader_address: leadership.leader_address.clone(),
         view_version: leadership.view_version,
+        shard: admin.server.shard.map(|shard| shard.to_string()),
     })
 }
 

@@ -31,7 +31,7 @@ fn start_shard(index: u64, count: u64) -> TestMaster {
     start_master_with(MasterServerOptions { shard, threads: 1, ..MasterServerOptions::default() })
 }
 
-fn options(masters: Vec<String>) -> RouterOptions {
+pub(crate) fn options(masters: Vec<String>) -> RouterOptions {
     RouterOptions {
         shard_admins: masters.clone(),
         shards: masters,
@@ -79,7 +79,8 @@ fn names(count: usize) -> Vec<String> {
 
 async fn put_all(client: &mut TestRpcConnection, names: &[String]) {
     let keys: Vec<&str> = names.iter().map(String::as_str).collect();
-    let (config, sizes) = (ReplicateConfig::default(), (0..keys.len() as u64).map(|size| 100 + size).collect());
+    let (config, sizes) =
+        (ReplicateConfig::default(), (0..keys.len() as u64).map(|size| 100 + size).collect());
     let tenant = DEFAULT_TENANT;
     let start = BatchPutStartArguments { client_id: CLIENT, keys: keys.clone(), sizes, config, tenant };
     for (number, started) in client.call::<BatchPutStart>(&start).await.into_iter().enumerate() {
@@ -104,8 +105,13 @@ async fn objects_are_spread_over_shards_and_found_by_key() {
 
     let count = ShardCount::new(SHARDS).unwrap();
     for shard in count.iter() {
-        let expected: BTreeSet<String> = names.iter().map(String::as_str).chain(["single"])
-            .filter(|key| count.shard_of(DEFAULT_TENANT, key) == shard).map(str::to_owned).collect();
+        let expected: BTreeSet<String> = names
+            .iter()
+            .map(String::as_str)
+            .chain(["single"])
+            .filter(|key| count.shard_of(DEFAULT_TENANT, key) == shard)
+            .map(str::to_owned)
+            .collect();
         assert!(expected.len() > 20 && store.keys_of(shard) == expected, "shard {shard}");
     }
     // Shards allocate in different parts of the segment.
@@ -179,7 +185,10 @@ async fn the_other_shards_serve_while_one_is_down() {
     }
     // What a shard that is down may have is not reported as absent.
     assert_eq!(client.call::<GetReplicaListByRegex>(&key("^key-1.$")).await, Err(ErrorCode::RPC_FAIL));
-    assert_eq!(client.call::<Ping>(&ClientArguments { client_id: CLIENT }).await.unwrap().client_status, ClientStatus::OK);
+    assert_eq!(
+        client.call::<Ping>(&ClientArguments { client_id: CLIENT }).await.unwrap().client_status,
+        ClientStatus::OK
+    );
 
     // It returns without its state: the client is to mount its segment again, which the other shards accept.
     let shard = Some(ShardIdentity { index: 1, count: SHARDS as u64 });
@@ -225,7 +234,8 @@ async fn a_master_that_is_another_shard_is_not_called() {
 #[tokio::test]
 async fn clients_get_the_list_of_masters() {
     let store = ShardedStore::start();
-    let client = |address: String| MasterClient::new(&address, MasterClientOptions::default(), &store.supervisor);
+    let client =
+        |address: String| MasterClient::new(&address, MasterClientOptions::default(), &store.supervisor);
     let masters: Vec<String> = store.masters.iter().map(|master| master.rpc.address().to_string()).collect();
     let listed = client(store.router.address().to_string()).shards().await.unwrap();
     assert_eq!(listed.as_ref(), Some(&masters));

@@ -1,5 +1,6 @@
 //! Masters of one store behind a router.
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod calls;
 mod kills;
+mod scenario;

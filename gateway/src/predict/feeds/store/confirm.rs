@@ -83,7 +83,7 @@ impl StoreView {
             locations
                 .insert(key.to_owned(), replicas.ok.then(|| self.nodes.lock().location(replicas)).flatten());
         };
-        self.admin.locate(&queried, record).await?;
+        self.admins.locate(&queried, record).await?;
         let mut complete = true;
         for ([first, last], &key) in probes.iter().zip(keys) {
             let locations = [first, last].map(|key| locations.get(key).cloned().flatten());

@@ -18,7 +18,8 @@ use mooncake_wire::events::mooncake::{
     DEFAULT_TENANT, StoreEvent, StoreEventBatch, StoreEventKind, StoreEventObject,
 };
 use mooncake_wire::key::ObjectKey;
-use moongate_master_client::admin::AdminError;
+use moongate_master_client::admin::{AdminClient, AdminError};
+use moongate_store_shards::ShardIndex;
 use moongate_zmtp::{SubscriberEvent, ZmtpEndpoint, ZmtpMessage, ZmtpOptions, ZmtpSubscriber};
 use parking_lot::Mutex;
 use prometheus_client::metrics::gauge::Gauge;
@@ -39,19 +40,20 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Objects per query: about a millisecond of the master's time.
 const QUERY_BATCH: usize = 512;
 
-/// Whether the event stream is complete.
+/// Whether the event streams of all masters are complete.
 #[derive(Debug)]
 pub(super) struct EventSyncTracker {
     state: Mutex<EventSyncState>,
-    /// Notified of each new connection, for the first scan, which waits for it.
-    pub(super) connected: Notify,
+    /// Notified of each new connection, for the first scan, which waits for all.
+    connected: Notify,
     /// 1 while [`is_in_sync`](Self::is_in_sync).
     in_sync: Gauge,
 }
 
 #[derive(Debug, Default)]
 struct EventSyncState {
-    connected: bool,
+    /// By master.
+    connected: Vec<bool>,
     /// Number of possible gaps, including new and lost connections.
     gaps: u64,
     /// `gaps` when the last complete scan started.
@@ -59,17 +61,26 @@ struct EventSyncState {
 }
 
 impl EventSyncTracker {
-    pub(super) fn new(in_sync: Gauge) -> Self {
-        Self { state: Mutex::default(), connected: Notify::new(), in_sync }
+    /// A tracker of the streams of this number of masters.
+    pub(super) fn new(masters: usize, in_sync: Gauge) -> Self {
+        let state = EventSyncState { connected: vec![false; masters], ..EventSyncState::default() };
+        Self { state: Mutex::new(state), connected: Notify::new(), in_sync }
     }
 
-    /// Whether the event stream is connected, and a scan has completed since the last gap.
+    /// Whether all event streams are connected, and a scan has completed since the last gap.
     pub(super) fn is_in_sync(&self) -> bool {
         self.state.lock().is_in_sync()
     }
 
-    fn is_connected(&self) -> bool {
-        self.state.lock().connected
+    fn is_connected(&self, master: ShardIndex) -> bool {
+        self.state.lock().connected.get(master) == Some(&true)
+    }
+
+    /// Waits until all streams are connected.
+    pub(super) async fn all_connected(&self) {
+        while self.state.lock().connected.contains(&false) {
+            self.connected.notified().await;
+        }
     }
 
     /// Returns the argument of [`scan_completed`](Self::scan_completed).
@@ -90,7 +101,7 @@ impl EventSyncTracker {
 
 impl EventSyncState {
     fn is_in_sync(&self) -> bool {
-        self.connected && self.gaps == self.gaps_at_last_scan
+        !self.connected.contains(&false) && self.gaps == self.gaps_at_last_scan
     }
 }
 
@@ -116,52 +127,44 @@ impl StoreKeyLayouts {
 }
 
 impl StoreView {
-    /// Follows the master's events at `endpoint`, once events are enabled, until `stop`.
+    /// Follows a master's events at `endpoint`, once events are enabled, until `stop`.
     pub(crate) async fn follow_events(
         self: Arc<Self>,
+        master: ShardIndex,
         endpoint: ZmtpEndpoint,
         fleet: FleetReader,
         stop: CancellationToken,
     ) {
         let following = async {
-            self.wait_for_publisher(&endpoint).await;
+            let Some(admin) = self.admins.get(master) else { return };
+            wait_for_publisher(admin, &endpoint).await;
             let changes = StoreChangeQueue::default();
-            tokio::join!(self.listen(endpoint, &fleet, &changes), self.query_pending(&changes));
+            tokio::join!(
+                self.listen(master, admin, endpoint, &fleet, &changes),
+                self.query_pending(&changes)
+            );
         };
         stop.run_until_cancelled(following).await;
     }
 
     /// Logs a hint if the master publishes events but `--mooncake-events` is not set.
     pub(super) async fn recommend_events(&self) {
-        if self.admin.kv_events_status().await.is_ok_and(|status| status.enabled) {
+        let Some(admin) = self.admins.get(0) else { return };
+        if admin.kv_events_status().await.is_ok_and(|status| status.enabled) {
             tracing::info!(
                 "the store's master publishes KV events; set --mooncake-events to its --kv_events_bind_endpoint to use them"
             );
         }
     }
 
-    async fn wait_for_publisher(&self, endpoint: &ZmtpEndpoint) {
-        let mut warned = false;
-        loop {
-            match self.admin.kv_events_status().await {
-                Ok(status) if status.enabled => return,
-                Ok(_) | Err(AdminError::NotFound { .. }) => {
-                    if !std::mem::replace(&mut warned, true) {
-                        tracing::warn!(%endpoint,
-                            "the store's master publishes no KV events; its keys are scanned periodically instead; builds from \
-                             PyPI do not support them, others require --enable_kv_events");
-                    }
-                    sleep(CHECK_INTERVAL).await;
-                }
-                Err(error) => {
-                    tracing::debug!(%error, "cannot query the event status of the store's master");
-                    sleep(RETRY_DELAY).await;
-                }
-            }
-        }
-    }
-
-    async fn listen(&self, endpoint: ZmtpEndpoint, fleet: &FleetReader, changes: &StoreChangeQueue) {
+    async fn listen(
+        &self,
+        master: ShardIndex,
+        admin: &AdminClient,
+        endpoint: ZmtpEndpoint,
+        fleet: &FleetReader,
+        changes: &StoreChangeQueue,
+    ) {
         let mut subscriber = ZmtpSubscriber::connect(endpoint, vec![Bytes::new()], ZmtpOptions::default());
         let (mut sequence, mut namings) = (EventSequence::default(), StoreKeyLayouts::default());
         let mut unreachable_logged = false;
@@ -175,15 +178,15 @@ impl StoreView {
                         self.apply_message(&message, &mut sequence, &namings, changes);
                     }
                     SubscriberEvent::Connected(_) => {
-                        sequence = EventSequence::connected(self.published_count().await);
+                        sequence = EventSequence::connected(published_count(admin).await);
                         tracing::info!("store events: connected");
-                        self.record_connected(true);
+                        self.record_connected(master, true);
                         self.event_sync.connected.notify_one();
                         unreachable_logged = false;
                     }
                     SubscriberEvent::Disconnected(_, error) => {
                         tracing::info!(%error, "store events: connection lost");
-                        self.record_connected(false);
+                        self.record_connected(master, false);
                     }
                     SubscriberEvent::Failed(_, error) => {
                         if !std::mem::replace(&mut unreachable_logged, true) {
@@ -193,8 +196,8 @@ impl StoreView {
                         }
                     }
                 },
-                _ = checks.tick(), if self.event_sync.is_connected() => {
-                    if let Some(published) = self.published_count().await
+                _ = checks.tick(), if self.event_sync.is_connected(master) => {
+                    if let Some(published) = published_count(admin).await
                         && sequence.check(published)
                     {
                         self.record_gap("published messages were not received");
@@ -204,15 +207,12 @@ impl StoreView {
         }
     }
 
-    /// Number of messages that the master has published.
-    async fn published_count(&self) -> Option<u64> {
-        Some(self.admin.kv_events_status().await.ok()?.published_batches)
-    }
-
     /// A connection starts or ends. Changes in between are missed.
-    fn record_connected(&self, connected: bool) {
+    fn record_connected(&self, master: ShardIndex, connected: bool) {
         self.event_sync.change(|state| {
-            state.connected = connected;
+            if let Some(is_connected) = state.connected.get_mut(master) {
+                *is_connected = connected;
+            }
             state.gaps += 1;
         });
         self.scan_requested.notify_one();
@@ -264,6 +264,10 @@ impl StoreView {
             StoreEventKind::Cleared => {
                 changes.clear();
                 self.clear();
+                if self.admins.count() > 1 {
+                    // The other masters still have their objects.
+                    self.scan_requested.notify_one();
+                }
                 self.metrics.events.inc();
                 return;
             }
@@ -307,7 +311,7 @@ impl StoreView {
                 }
             };
             let _guard = self.update_lock.lock().await;
-            self.admin.locate(keys, record).await?;
+            self.admins.locate(keys, record).await?;
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             let event_time =
                 Duration::from_millis(first_event_ms.min(u64::try_from(now.as_millis()).unwrap_or(0)));
@@ -315,4 +319,31 @@ impl StoreView {
         }
         Ok(())
     }
+}
+
+/// Waits until the master publishes events.
+async fn wait_for_publisher(admin: &AdminClient, endpoint: &ZmtpEndpoint) {
+    let mut warned = false;
+    loop {
+        match admin.kv_events_status().await {
+            Ok(status) if status.enabled => return,
+            Ok(_) | Err(AdminError::NotFound { .. }) => {
+                if !std::mem::replace(&mut warned, true) {
+                    tracing::warn!(%endpoint,
+                        "the store's master publishes no KV events; its keys are scanned periodically instead; builds from \
+                         PyPI do not support them, others require --enable_kv_events");
+                }
+                sleep(CHECK_INTERVAL).await;
+            }
+            Err(error) => {
+                tracing::debug!(%error, "cannot query the event status of the store's master");
+                sleep(RETRY_DELAY).await;
+            }
+        }
+    }
+}
+
+/// Number of messages that the master has published.
+async fn published_count(admin: &AdminClient) -> Option<u64> {
+    Some(admin.kv_events_status().await.ok()?.published_batches)
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use mooncake_wire::admin::KeyReplicas;
 use mooncake_wire::key::ObjectKey;
-use moongate_master_client::admin::AdminError;
+use moongate_master_client::admin::{AdminClient, AdminError};
 use moongate_master_client::object_list;
 use moongate_master_client::snapshot::{self, StoreSnapshotOptions, StoreSnapshotSummary};
 use moongate_runtime::{Backoff, BackoffPolicy};
@@ -41,8 +41,9 @@ impl StoreView {
         stop: CancellationToken,
     ) {
         let scanning = async {
+            self.admins.check_order().await;
             if events {
-                let _none_yet = timeout(EVENT_CONNECT_TIMEOUT, self.event_sync.connected.notified()).await;
+                let _none_yet = timeout(EVENT_CONNECT_TIMEOUT, self.event_sync.all_connected()).await;
             } else {
                 self.recommend_events().await;
             }
@@ -93,19 +94,17 @@ impl StoreView {
         let _requested = self.scan_requested.notified().now_or_never();
         let gaps = self.event_sync.scan_started();
         self.index.update(|blocks| blocks.begin_reconcile(ReconcileSource::Store));
-        let mut receiver = ListedObjectReceiver::new(self, namings);
-        let summary = match object_list::read(&self.admin, &self.update_lock, &mut receiver).await {
-            // A Mooncake master, or an older one of Moongate.
-            Err(AdminError::NotFound { .. }) => {
-                self.key_lookup_logged.call_once(|| {
-                    tracing::info!(
-                        "the store's master does not list locations: its keys are listed and looked up, which takes minutes per million"
-                    );
-                });
-                self.scan_mooncake(namings).await?
+        let (mut summary, mut failure) = (StoreSnapshotSummary::default(), None);
+        // All masters in one reconciliation, because each has a part of the blocks. A failed one does not keep the others' blocks out.
+        for admin in self.admins.iter() {
+            match self.scan_master(admin, namings).await {
+                Ok(scanned) => summary += scanned,
+                Err(error) => failure = Some(error),
             }
-            result => result?,
-        };
+        }
+        if let Some(error) = failure {
+            return Err(error);
+        }
         self.index.update(|blocks| blocks.end_reconcile(ReconcileSource::Store));
         self.event_sync.scan_completed(gaps);
         self.metrics.scans.inc();
@@ -114,8 +113,32 @@ impl StoreView {
         Ok(summary)
     }
 
+    async fn scan_master(
+        &self,
+        admin: &AdminClient,
+        namings: &[StoreKeyNaming],
+    ) -> Result<StoreSnapshotSummary, AdminError> {
+        let mut receiver = ListedObjectReceiver::new(self, namings);
+        match object_list::read(admin, &self.update_lock, &mut receiver).await {
+            // A Mooncake master, or an older one of Moongate.
+            Err(AdminError::NotFound { .. }) => {
+                self.key_lookup_logged.call_once(|| {
+                    tracing::info!(
+                        "the store's master does not list locations: its keys are listed and looked up, which takes minutes per million"
+                    );
+                });
+                self.scan_mooncake(admin, namings).await
+            }
+            result => result,
+        }
+    }
+
     /// Lists keys and then queries their locations.
-    async fn scan_mooncake(&self, namings: &[StoreKeyNaming]) -> Result<StoreSnapshotSummary, AdminError> {
+    async fn scan_mooncake(
+        &self,
+        admin: &AdminClient,
+        namings: &[StoreKeyNaming],
+    ) -> Result<StoreSnapshotSummary, AdminError> {
         let parse_key = |key: &ObjectKey<'_>| namings.iter().find_map(|naming| naming.parse_key(key));
         // A full index is reserved for blocks of requests.
         let wanted = |key: &ObjectKey<'_>| {
@@ -126,6 +149,6 @@ impl StoreView {
                 self.insert(stored, replicas);
             }
         };
-        snapshot::read(&self.admin, &StoreSnapshotOptions::default(), &self.update_lock, wanted, found).await
+        snapshot::read(admin, &StoreSnapshotOptions::default(), &self.update_lock, wanted, found).await
     }
 }

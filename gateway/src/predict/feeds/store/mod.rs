@@ -1,10 +1,12 @@
-//! Contents of the shared store, from its master's metadata, without taking leases on objects.
+//! Contents of the shared store, from the metadata of its master, or of several masters that each have a shard of it, without taking
+//! leases on objects.
 //!
 //! Blocks that a request could use are queried when the request arrives ([`StoreView::confirm`]). Changes by others arrive as
 //! events, where the master publishes them ([`StoreView::follow_events`]); masters from PyPI do not. As events cover neither
 //! earlier objects nor every removal, all keys are scanned from time to time. Nodes are watched too, because the master keeps
 //! listing the blocks of a dead one for seconds.
 
+mod admins;
 mod changes;
 mod confirm;
 mod events;
@@ -18,7 +20,6 @@ use std::sync::{Arc, Once};
 
 use moka::sync::Cache;
 use mooncake_wire::admin::KeyReplicas;
-use moongate_master_client::admin::AdminClient;
 use moongate_scheduler::index::StoreNodeSlot;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -27,6 +28,7 @@ use tokio::time::Instant;
 use crate::feedback::StoreViewMetrics;
 use crate::kv_index::KvIndex;
 use crate::kv_index::StoredBlockPart;
+pub(crate) use admins::StoreAdmins;
 use confirm::{CONFIRMATION_TTL, MAX_CONFIRMED_BLOCKS};
 use events::EventSyncTracker;
 use nodes::StoreNodeTable;
@@ -35,7 +37,7 @@ pub(crate) use status::StoreViewStatus;
 /// The gateway's view of the store.
 #[derive(Debug)]
 pub(crate) struct StoreView {
-    admin: AdminClient,
+    admins: StoreAdmins,
     index: Arc<KvIndex>,
     metrics: Arc<StoreViewMetrics>,
     nodes: Mutex<StoreNodeTable>,
@@ -53,15 +55,15 @@ pub(crate) struct StoreView {
 }
 
 impl StoreView {
-    pub(crate) fn new(admin: AdminClient, index: Arc<KvIndex>, metrics: Arc<StoreViewMetrics>) -> Arc<Self> {
+    pub(crate) fn new(admins: StoreAdmins, index: Arc<KvIndex>, metrics: Arc<StoreViewMetrics>) -> Arc<Self> {
         let confirmed =
             Cache::builder().max_capacity(MAX_CONFIRMED_BLOCKS).time_to_live(CONFIRMATION_TTL).build();
-        let event_sync = EventSyncTracker::new(metrics.events_in_sync.clone());
+        let event_sync = EventSyncTracker::new(admins.count(), metrics.events_in_sync.clone());
         Arc::new(Self {
-            admin,
+            nodes: Mutex::new(StoreNodeTable::new(admins.count())),
+            admins,
             index,
             metrics,
-            nodes: Mutex::default(),
             confirmed,
             backoff_until: Mutex::default(),
             scan_requested: Notify::new(),

@@ -1,6 +1,6 @@
 //! The store's nodes: locations of replicas, and blocks lost with a node or with the master.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use moongate_master_client::admin::AdminError;
 use moongate_master_client::nodes::{NodeWatcher, StoreNodeEvent};
 use moongate_scheduler::StoreMedium;
 use moongate_scheduler::index::{KvBlockIndex, StoreNodeSlot};
+use moongate_store_shards::ShardIndex;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
@@ -24,23 +25,53 @@ const MASTER_SILENCE_LIMIT: Duration = Duration::from_secs(5);
 const BUSY_MASTER_SILENCE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Store nodes by the endpoint in replica descriptors.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct StoreNodeTable {
     by_endpoint: HashMap<String, StoreNodeSlot>,
     /// Hosts of nodes, including lost ones until their slots are reused.
     hosts: HashMap<StoreNodeSlot, Arc<str>>,
-    /// Dead nodes that the master still lists, with blocks marked as readable.
+    /// What each master reports.
+    reports: Vec<NodeReport>,
+    /// Dead nodes that a master still lists, with blocks marked as readable.
     lost: HashSet<String>,
-    live: Vec<String>,
+    live: BTreeSet<String>,
     /// Number of times that all blocks were cleared.
     clears: u64,
 }
 
+/// The nodes of one master. All masters of a store have the same nodes, but notice a loss at different times.
+#[derive(Clone, Debug, Default)]
+struct NodeReport {
+    lost: HashSet<String>,
+    live: Vec<String>,
+}
+
 impl StoreNodeTable {
-    /// Copies the state of the node watcher.
-    fn update(&mut self, watch: &NodeWatcher) {
-        self.lost = lost(watch);
-        self.live = watch.live_nodes().map(|node| node.endpoint.clone()).collect();
+    /// A table without nodes, for this number of masters.
+    pub(super) fn new(masters: usize) -> Self {
+        Self {
+            by_endpoint: HashMap::new(),
+            hosts: HashMap::new(),
+            reports: vec![NodeReport::default(); masters],
+            lost: HashSet::new(),
+            live: BTreeSet::new(),
+            clears: 0,
+        }
+    }
+
+    /// Copies the state of a master's node watcher.
+    fn update(&mut self, master: ShardIndex, watch: &NodeWatcher) {
+        if let Some(report) = self.reports.get_mut(master) {
+            let live = watch.live_nodes().map(|node| node.endpoint.clone()).collect();
+            *report = NodeReport { lost: lost(watch), live };
+        }
+        self.lost = self.reports.iter().flat_map(|report| &report.lost).cloned().collect();
+        let live = self.reports.iter().flat_map(|report| &report.live);
+        self.live = live.filter(|endpoint| !self.lost.contains(*endpoint)).cloned().collect();
+    }
+
+    fn live_count(&self) -> usize {
+        self.live.len()
     }
 
     /// Endpoints of the nodes, with whether they are alive; live ones first.
@@ -111,9 +142,10 @@ fn lost(watch: &NodeWatcher) -> HashSet<String> {
 }
 
 impl StoreView {
-    /// Follows the store's nodes until `stop`.
-    pub(crate) async fn watch_nodes(self: Arc<Self>, stop: CancellationToken) {
-        let mut watch = NodeWatcher::new(self.admin.clone(), Default::default());
+    /// Follows the nodes of a master until `stop`.
+    pub(crate) async fn watch_nodes(self: Arc<Self>, master: ShardIndex, stop: CancellationToken) {
+        let Some(admin) = self.admins.get(master) else { return };
+        let mut watch = NodeWatcher::new(admin.clone(), Default::default());
         let mut clear_at: Option<Instant> = None;
         // Whether the last loss of the master was a timeout.
         let mut busy = false;
@@ -125,10 +157,14 @@ impl StoreView {
                     clear_at = None;
                     tracing::warn!("the store's master is unreachable: blocks in the store are ignored until it responds");
                     self.clear();
+                    if self.admins.count() > 1 {
+                        // The others still serve their objects.
+                        self.scan_requested.notify_one();
+                    }
                     continue;
                 }
             };
-            self.nodes.lock().update(&watch);
+            self.nodes.lock().update(master, &watch);
             match &event {
                 StoreNodeEvent::MasterLost(error) => {
                     busy = matches!(error, AdminError::TimedOut { .. });
@@ -146,7 +182,7 @@ impl StoreView {
                 StoreNodeEvent::Up(_) | StoreNodeEvent::Lost(..) => {}
             }
             self.apply_node_event(event);
-            self.metrics.nodes.set(i64::try_from(watch.live_nodes().count()).unwrap_or(i64::MAX));
+            self.metrics.nodes.set(i64::try_from(self.nodes.lock().live_count()).unwrap_or(i64::MAX));
         }
     }
 
@@ -198,6 +234,7 @@ mod tests {
     use moongate_scheduler::index::{BlockHashNamespace, IndexLookup};
     use tokio::time::sleep;
 
+    use super::super::StoreAdmins;
     use super::*;
     use crate::feedback::GatewayMetrics;
     use crate::kv_index::StoreKeyNaming;
@@ -224,7 +261,8 @@ mod tests {
         let admin = AdminClient::new(&address.to_string(), Default::default()).unwrap();
         let index = KvIndex::new(100);
         let engine = EngineSlotGuard::new(index.clone());
-        let view = StoreView::new(admin, index.clone(), GatewayMetrics::new(None).store);
+        let admins = StoreAdmins::new(vec![admin]).unwrap();
+        let view = StoreView::new(admins, index.clone(), GatewayMetrics::new(None).store);
         let stored = layout().parse_key(&ObjectKey::parse(KEY).unwrap()).unwrap();
         let key = stored.block;
         let location = ("127.0.0.1:1".to_owned(), StoreMedium::Dram);
@@ -243,7 +281,7 @@ mod tests {
             }
             stop.cancel();
         };
-        tokio::join!(view.watch_nodes(stop.clone()), wait);
+        tokio::join!(view.watch_nodes(0, stop.clone()), wait);
         assert!(start.elapsed() >= MASTER_SILENCE_LIMIT, "a short outage is tolerated");
     }
 }

@@ -96,6 +96,7 @@ mod tests {
     use tokio::sync::Notify;
     use tokio::time::{sleep, timeout};
 
+    use super::super::StoreAdmins;
     use super::super::changes::{PendingStoreChange, StoreChangeQueue};
     use super::*;
     use crate::feedback::GatewayMetrics;
@@ -119,7 +120,11 @@ mod tests {
 
     fn view_of(admin: &str, max_blocks: usize) -> Arc<StoreView> {
         let admin = AdminClient::new(admin, Default::default()).unwrap();
-        StoreView::new(admin, KvIndex::new(max_blocks), GatewayMetrics::new(None).store)
+        StoreView::new(
+            StoreAdmins::new(vec![admin]).unwrap(),
+            KvIndex::new(max_blocks),
+            GatewayMetrics::new(None).store,
+        )
     }
 
     fn key(block: u64, tensor: &str) -> String {
