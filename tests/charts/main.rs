@@ -4,6 +4,7 @@
 
 mod install;
 mod kubectl;
+mod shards;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,8 +16,8 @@ use serde_json::Value;
 const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/moongate");
 const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts");
 
-/// The page with tables of metrics.
-const METRICS: &str = "docs/metrics.md";
+/// The pages with tables of metrics: of all programs, and of routers.
+const METRICS: [&str; 2] = ["docs/metrics.md", "docs/master.md"];
 /// What metrics' names begin with: ours, and those that the master has of Mooncake's.
 const PREFIXES: [&str; 6] = ["moongate_", "moongate:", "master_", "mem_cache_", "file_cache_", "total_get_"];
 /// What Prometheus adds to the names of histograms.
@@ -210,8 +211,9 @@ fn flags_in_templates_are_those_of_the_programs() {
     let mut checked = BTreeSet::new();
     let mut lines = rendered.lines().map(str::trim).peekable();
     while let Some(line) = lines.next() {
-        let Some(command) =
-            line.strip_prefix("- ").filter(|it| ["operator", "store", "store-holder"].contains(it))
+        let Some(command) = line
+            .strip_prefix("- ")
+            .filter(|it| ["operator", "store", "store-holder", "store-router"].contains(it))
         else {
             continue;
         };
@@ -256,8 +258,8 @@ fn alerts_fire_when_they_should() {
 
 #[test]
 fn queries_are_about_metrics_that_exist() {
-    let page = read(METRICS);
-    let cells = page.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    let pages = METRICS.map(read).concat();
+    let cells = pages.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
     let described: BTreeSet<&str> = cells.collect();
     let rules =
         files("alerts", ".yaml").into_iter().filter(|file| !file.to_str().unwrap().ends_with(".test.yaml"));
@@ -271,6 +273,6 @@ fn queries_are_about_metrics_that_exist() {
         let base = SUFFIXES.iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name);
         let is_known =
             [name.as_str(), base].iter().any(|name| described.contains(name) || recorded.contains(name));
-        assert!(is_known, "{name} is in no table of {METRICS}, and no rule records it");
+        assert!(is_known, "{name} is in no table of {METRICS:?}, and no rule records it");
     }
 }

@@ -10,8 +10,21 @@
   "log-format" $values.log.format
   "log-filter" $values.log.filter }}
 {{- if $values.store.enabled }}
+{{- if include "moongate.store.sharded" . }}
+{{- /* Of the masters themselves: a router has no KV events and no list of locations. */}}
+{{- $admins := list }}
+{{- $events := list }}
+{{- range $shard := until (include "moongate.store.shards" . | int) }}
+{{- $host := include "moongate.shard.host" (dict "root" $ "shard" $shard) }}
+{{- $admins = append $admins (printf "%s:9003" $host) }}
+{{- $events = append $events (printf "tcp://%s:5557" $host) }}
+{{- end }}
+{{- $_ := set $config "mooncake-admin" $admins }}
+{{- $_ := set $config "mooncake-events" $events }}
+{{- else }}
 {{- $_ := set $config "mooncake-admin" (printf "%s:9003" (include "moongate.master" .)) }}
 {{- $_ := set $config "mooncake-events" (printf "tcp://%s:5557" (include "moongate.master" .)) }}
+{{- end }}
 {{- end }}
 {{- range $flag, $value := include "moongate.store.tls" (dict "root" . "dash" "-") | fromYaml }}
 {{- $_ := set $config $flag $value }}

@@ -13,8 +13,8 @@
 {{- end }}
 name: {{ $role }}
 replicas: {{ $replicas }}
-{{- $master := .root.Values.store.enabled | ternary (list "mooncake-master") list }}
-{{- with hasKey $engine "dependencies" | ternary $engine.dependencies $master }}
+{{- $store := .root.Values.store.enabled | ternary (list (include "moongate.store.entry" .root)) list }}
+{{- with hasKey $engine "dependencies" | ternary $engine.dependencies $store }}
 dependencies: {{ toJson . }}
 {{- end }}
 {{- if $autoscaling.enabled }}

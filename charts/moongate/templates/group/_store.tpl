@@ -42,9 +42,21 @@ rolloutStrategy:
     inPlaceUpdateStrategy: { gracePeriodSeconds: 5 }
 {{- end }}
 
+{{/* Labels that select the masters of a shard. Takes a dict of root and shard, its index. */}}
+{{- define "moongate.master.selector" -}}
+{{ include "moongate.selector" (dict "root" .root "component" "master") }}
+{{- if include "moongate.store.sharded" .root }}
+moongate.io/shard: {{ .shard | quote }}
+{{- end }}
+{{- end }}
+
+{{/* Takes a dict of root and shard, its index: 0 if the store has one. */}}
 {{- define "moongate.master.role" -}}
-{{- $master := .Values.store.master }}
-{{- $name := include "moongate.master" . }}
+{{- $root := .root }}
+{{- $master := $root.Values.store.master }}
+{{- $name := include "moongate.master" $root }}
+{{- $store := include "moongate.name" $root }}
+{{- $suffix := include "moongate.shard.suffix" . }}
 {{- $several := gt (int $master.replicas) 1 }}
 {{- $config := dict
   "rpc_address" "$(POD_IP)"
@@ -53,35 +65,41 @@ rolloutStrategy:
   "data_dir" "/var/lib/moongate"
   "enable_kv_events" true
   "kv_events_bind_endpoint" "tcp://0.0.0.0:5557"
-  "kv_events_backend_id" (include "moongate.name" .)
-  "cluster_id" (include "moongate.name" .)
-  "log_format" .Values.log.format
-  "log_filter" .Values.log.filter }}
-{{- if $several }}
-{{- $lease := dict "enable_ha" true "ha_backend_type" "k8s" "ha_backend_connstring" (printf "%s/%s" .Release.Namespace $name) }}
-{{- $config = merge $config $lease (dict "ha_address" "$(POD_IP):50051") }}
+  "kv_events_backend_id" $store
+  "cluster_id" $store
+  "log_format" $root.Values.log.format
+  "log_filter" $root.Values.log.filter }}
+{{- if include "moongate.store.sharded" $root }}
+{{- $_ := set $config "shard" (printf "%d/%s" .shard (include "moongate.store.shards" $root)) }}
+{{- /* Masters of several shards on one machine may have the same hostPath. */}}
+{{- $_ := set $config "data_dir" (printf "/var/lib/moongate/shard%s" $suffix) }}
 {{- end }}
-{{- $config = merge $config (include "moongate.store.tls" (dict "root" . "dash" "_") | fromYaml) }}
-{{- if .Values.store.nodes.tier.size }}
+{{- if $several }}
+{{- $lease := dict "enable_ha" true "ha_backend_type" "k8s" "ha_backend_connstring" (printf "%s/%s%s" $root.Release.Namespace $name $suffix) }}
+{{- $config = merge $config $lease (dict "ha_address" "$(POD_IP):50051") }}
+{{- $_ := set $config "cluster_id" (print $store $suffix) }}
+{{- end }}
+{{- $config = merge $config (include "moongate.store.tls" (dict "root" $root "dash" "_") | fromYaml) }}
+{{- if $root.Values.store.nodes.tier.size }}
 {{- $config = merge $config (dict "enable_offload" true "offload_on_evict" true "promotion_on_hit" true) }}
 {{- end }}
-name: mooncake-master
+name: mooncake-master{{ $suffix }}
 replicas: {{ $master.replicas }}
-{{ include "moongate.rollout" . }}
+{{ include "moongate.rollout" $root }}
 standalonePattern:
   template:
     metadata:
-      labels: {{- include "moongate.selector" (dict "root" . "component" "master") | nindent 8 }}
-      annotations: {{ include "moongate.annotations" (dict "root" . "port" 9003 "given" $master.podAnnotations) }}
+      labels: {{- include "moongate.master.selector" . | nindent 8 }}
+      annotations: {{ include "moongate.annotations" (dict "root" $root "port" 9003 "given" $master.podAnnotations) }}
     spec:
-      {{- $spec := include "moongate.pod.security" . | fromYaml }}
+      {{- $spec := include "moongate.pod.security" $root | fromYaml }}
       {{- $_ := set $spec "automountServiceAccountToken" $several }}
       {{- if $several }}{{ $_ := set $spec "serviceAccountName" $name }}{{ end }}
-      {{- $container := include "moongate.master.container" (dict "root" . "config" (merge (dict) $master.config $config)) | fromYaml }}
+      {{- $container := include "moongate.master.container" (dict "root" $root "config" (merge (dict) $master.config $config)) | fromYaml }}
       {{- $_ := set $spec "containers" (list $container) }}
       {{- $data := merge (dict "name" "data") ($master.volume | default (dict "emptyDir" dict)) }}
-      {{- $_ := set $spec "volumes" (prepend (include "moongate.store.tls.volume" . | fromYamlArray) $data) }}
-      {{- include "moongate.pod.spec" (dict "root" . "spec" $spec "given" $master.pod) | nindent 6 }}
+      {{- $_ := set $spec "volumes" (prepend (include "moongate.store.tls.volume" $root | fromYamlArray) $data) }}
+      {{- include "moongate.pod.spec" (dict "root" $root "spec" $spec "given" $master.pod) | nindent 6 }}
 {{- end }}
 
 {{- define "moongate.master.container" -}}
@@ -115,7 +133,7 @@ volumeMounts:
 {{- $nodes := .Values.store.nodes }}
 name: mooncake-store
 replicas: {{ $nodes.replicas }}
-dependencies: [mooncake-master]
+dependencies: [{{ include "moongate.store.entry" . }}]
 {{- /* The operator has no certificate for these requests. */}}
 {{- if not (include "moongate.store.authenticated" .) }}
 # The operator calls the node's upgrade hooks before and after it restarts the node in place.
