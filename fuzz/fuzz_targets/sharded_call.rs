@@ -20,7 +20,8 @@ fuzz_target!(|bytes: &[u8]| {
     let with_hash = |hash: u32| [&hash.to_le_bytes()[..], value].concat();
     let body = with_hash(method.arguments_signature(dialect).hash());
     let Ok(request) = Request::<&str>::decode(method, dialect, &body) else { return };
-    let (split, frames) = SplitRequest::new(request, dialect, b"x", shards).expect("what was read can be written");
+    let (split, frames) =
+        SplitRequest::new(request, dialect, b"x", shards).expect("what was read can be written");
     let reply = with_hash(method.reply_signature(dialect).hash());
     let mut responses = Vec::new();
     for (shard, part) in &frames {

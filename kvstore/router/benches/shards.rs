@@ -16,9 +16,10 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use mooncake_wire::shards::ShardIdentity;
 use mooncake_wire::types::{ObjectMeta, ReplicateConfig, Segment, Uuid};
-use moongate_master::MasterServerOptions;
+use moongate_master::{MasterServerOptions, RpcLimits};
 use moongate_master_client::rpc::{MasterClient, MasterClientOptions, ObjectClient, PutMode};
 use moongate_runtime::Supervisor;
 use moongate_store_router::RouterOptions;
@@ -29,6 +30,8 @@ const BATCH: usize = 512;
 const CLIENT: Uuid = Uuid { first: 1, second: 2 };
 const DURATION: Duration = Duration::from_secs(4);
 const ROUNDS: usize = 3;
+/// Calls in flight per master: the load grows with the masters.
+const IN_FLIGHT: u64 = 16;
 
 /// A process of this program that serves as a master or a router.
 struct ServerProcess {
@@ -72,6 +75,8 @@ async fn serve(arguments: &[String]) {
             let options = MasterServerOptions {
                 shard: Some(ShardIdentity { index, count }),
                 threads: 1,
+                // The time for which an idle thread polls is no work.
+                limits: RpcLimits { busy_poll: Duration::ZERO, ..RpcLimits::default() },
                 ..MasterServerOptions::default()
             };
             let master = start_master_with(options);
@@ -135,10 +140,14 @@ async fn fill(client: &ObjectClient) {
     }
 }
 
-/// Looks up random keys. Returns the number of keys.
-async fn look_up(client: &ObjectClient, batch: usize) -> usize {
+/// Looks up random keys, with several calls in flight, as masters at the limit of their throughput have. Returns the number of keys.
+async fn look_up(client: &ObjectClient, batch: usize, callers: u64) -> usize {
+    join_all((0..callers).map(|caller| look_up_in_turn(client, batch, caller))).await.into_iter().sum()
+}
+
+async fn look_up_in_turn(client: &ObjectClient, batch: usize, seed: u64) -> usize {
     let started = Instant::now();
-    let (mut found, mut random) = (0, fastrand::Rng::with_seed(1));
+    let (mut found, mut random) = (0, fastrand::Rng::with_seed(seed));
     while started.elapsed() < DURATION {
         let keys: Vec<String> = (0..batch).map(|_| key(random.usize(..KEYS / BATCH * BATCH))).collect();
         let exist = client.exist(keys.iter().map(String::as_str).collect()).await.unwrap();
@@ -164,19 +173,27 @@ async fn measure(shards: usize, direct: bool, batch: usize) -> (f64, f64) {
     let client = ObjectClient::new(MasterClient::new(entry, options, &supervisor), CLIENT, "default");
     fill(&client).await;
     let cpu = |servers: &[ServerProcess]| servers.iter().map(ServerProcess::cpu_ns).collect::<Vec<_>>();
+    let callers = IN_FLIGHT * shards as u64;
     let (before, router_before) = (cpu(&masters), router.cpu_ns());
-    let keys =
-        if direct { look_up(&client, batch).await } else { look_up_through(&router.address, batch).await };
+    let keys = if direct {
+        look_up(&client, batch, callers).await
+    } else {
+        look_up_through(&router.address, batch, callers).await
+    };
     let spent = cpu(&masters).into_iter().zip(before).map(|(after, before)| after - before).max().unwrap();
     let per_key = |ns: u64| ns as f64 / keys as f64;
     (per_key(spent), per_key(router.cpu_ns() - router_before))
 }
 
-/// As a client of Mooncake: all calls go to the router.
-async fn look_up_through(router: &str, batch: usize) -> usize {
+/// As clients of Mooncake: each has a connection to the router.
+async fn look_up_through(router: &str, batch: usize, callers: u64) -> usize {
+    join_all((0..callers).map(|caller| look_up_as_client(router, batch, caller))).await.into_iter().sum()
+}
+
+async fn look_up_as_client(router: &str, batch: usize, seed: u64) -> usize {
     let mut connection = TestRpcConnection::connect(router).await;
     let started = Instant::now();
-    let (mut found, mut random) = (0, fastrand::Rng::with_seed(1));
+    let (mut found, mut random) = (0, fastrand::Rng::with_seed(seed));
     while started.elapsed() < DURATION {
         let keys: Vec<String> = (0..batch).map(|_| key(random.usize(..KEYS / BATCH * BATCH))).collect();
         let keys = keys.iter().map(String::as_str).collect();

@@ -35,6 +35,9 @@ pub(crate) struct RouterState {
     pub(crate) segments: SegmentSizes,
     pub(crate) max_frame_bytes: usize,
     pub(crate) stall_timeout: Duration,
+    /// Of the tasks of connections to masters, which end with the connection of the client that they serve, not before: at a shutdown
+    /// its call in progress is completed.
+    pub(crate) master_tasks: Supervisor,
 }
 
 pub(crate) struct ClientConnection {
@@ -44,8 +47,8 @@ pub(crate) struct ClientConnection {
 }
 
 impl ClientConnection {
-    pub(crate) fn new(router: Arc<RouterState>, host: IpAddr, supervisor: &Supervisor) -> Self {
-        let masters = ConnectionMasters::new(router.masters.count, supervisor);
+    pub(crate) fn new(router: Arc<RouterState>, host: IpAddr) -> Self {
+        let masters = ConnectionMasters::new(router.masters.count, &router.master_tasks);
         Self { router, masters, dialect: ConnectionDialect::new(host) }
     }
 

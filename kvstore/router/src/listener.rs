@@ -50,8 +50,7 @@ impl RouterListener {
     }
 
     fn serve(&self, stream: TcpStream, peer: SocketAddr) -> impl Future<Output = ()> + Send + use<> {
-        let connection =
-            ClientConnection::new(Arc::clone(&self.router), peer.ip().to_canonical(), &self.supervisor);
+        let connection = ClientConnection::new(Arc::clone(&self.router), peer.ip().to_canonical());
         let (counters, stop) = (Arc::clone(&self.router.masters.counters), self.stop.clone());
         async move {
             counters.connections.fetch_add(1, Relaxed);

@@ -94,6 +94,7 @@ pub fn start(options: &RouterOptions, supervisor: &Supervisor) -> Result<Running
         segments: SegmentSizes::default(),
         max_frame_bytes: options.max_frame_bytes,
         stall_timeout: options.stall_timeout,
+        master_tasks: supervisor.child(),
     });
     let (listener, admin) = (bind(options.listen)?, bind(options.admin_listen)?);
     let (address, admin_address) = (listener.local_addr()?, admin.local_addr()?);

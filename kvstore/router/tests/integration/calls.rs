@@ -1,14 +1,17 @@
 //! Calls of clients that call the router as if it were a master.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::BytesMut;
+use mooncake_wire::frame::{self, FrameParseResult, RequestHeader};
 use mooncake_wire::rpc::{
     BatchExistKey, BatchPutEnd, BatchPutEndArguments, BatchPutStart, BatchPutStartArguments, BatchRemove,
-    BatchRemoveArguments, ClientArguments, GetReplicaListByRegex, KeysArguments, Ping, RemoveAll,
-    RemoveAllArguments, RemoveArguments, RemoveByRegex,
+    BatchRemoveArguments, ClientArguments, ExistKey, GetReplicaListByRegex, KeysArguments, Ping, RemoveAll,
+    RemoveAllArguments, RemoveArguments, RemoveByRegex, encode_reply,
 };
-use mooncake_wire::shards::ShardIdentity;
+use mooncake_wire::shards::{ShardIdentity, ShardRequest, encode_identity};
 use mooncake_wire::types::{
     ClientStatus, DEFAULT_TENANT, ObjectMeta, ReplicaMedium, ReplicaType, ReplicateConfig, Uuid,
 };
@@ -21,6 +24,9 @@ use moongate_store_shards::ShardCount;
 use moongate_store_testkit::test_master::{
     TestMaster, TestRpcConnection, key, start_master, start_master_at, start_master_with,
 };
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+use tokio::sync::Notify;
 
 const CLIENT: Uuid = Uuid { first: 1, second: 2 };
 const SHARDS: usize = 4;
@@ -229,6 +235,49 @@ async fn a_master_that_is_another_shard_is_not_called() {
     let keys = KeysArguments { keys: keys.iter().map(String::as_str).collect(), tenant: DEFAULT_TENANT };
     let found = client.call::<BatchExistKey>(&keys).await;
     assert!(found.contains(&Err(ErrorCode::RPC_FAIL)) && found.contains(&Ok(false)), "{found:?}");
+}
+
+/// The only shard of a store, which replies to `ExistKey` late. `called` is notified when it has the call.
+async fn slow_master(listener: TcpListener, called: Arc<Notify>) {
+    let (mut stream, _) = listener.accept().await.unwrap();
+    let mut input = BytesMut::new();
+    loop {
+        while let FrameParseResult::Frame(request) =
+            frame::take::<RequestHeader>(&mut input, 1 << 20).unwrap()
+        {
+            let (sequence, mut reply) = (request.header.sequence, BytesMut::new());
+            if ShardRequest::from_function_id(request.header.function_id).is_some() {
+                encode_identity(sequence, Some(ShardIdentity { index: 0, count: 1 }), &mut reply).unwrap();
+            } else {
+                called.notify_one();
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                encode_reply::<ExistKey, &str>(sequence, Dialect::NEWEST, &Ok(true), &mut reply).unwrap();
+            }
+            stream.write_all(&reply).await.unwrap();
+        }
+        if stream.read_buf(&mut input).await.unwrap() == 0 {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_shutdown_completes_calls_in_progress() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (called, supervisor) = (Arc::new(Notify::new()), Supervisor::new());
+    let router = moongate_store_router::start(&options(vec![address]), &supervisor).unwrap();
+    let mut client = TestRpcConnection::connect(&router.address().to_string()).await;
+    let stopping = async {
+        called.notified().await;
+        router.stop();
+        supervisor.shutdown(Duration::from_secs(5)).await.unwrap();
+    };
+    let exist = key("key");
+    let calling = client.call::<ExistKey>(&exist);
+    let (_, found, ()) = tokio::join!(slow_master(listener, Arc::clone(&called)), calling, stopping);
+    assert_eq!(found, Ok(true));
+    assert!(client.response().await.is_none(), "then the connection is closed");
 }
 
 #[tokio::test]
