@@ -1,5 +1,6 @@
 //! Calls of the masters.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -22,7 +23,53 @@ pub(crate) struct ShardMasters {
     pub(crate) call_timeout: Duration,
     pub(crate) max_response: usize,
     pub(crate) counters: Arc<RouterCounters>,
-    warnings: Vec<LogRateLimiter>,
+    shards: Vec<ShardHealth>,
+}
+
+/// Whether a shard responds, for all connections: a machine that is gone costs a caller the time limit of a call, so while a shard does
+/// not respond, one call at a time finds out whether it does again, and the others fail at once.
+#[derive(Debug)]
+struct ShardHealth {
+    is_silent: AtomicBool,
+    is_probed: AtomicBool,
+    warnings: LogRateLimiter,
+}
+
+impl ShardHealth {
+    fn new() -> Self {
+        Self {
+            is_silent: AtomicBool::new(false),
+            is_probed: AtomicBool::new(false),
+            warnings: LogRateLimiter::new(),
+        }
+    }
+
+    /// A permit for a call; `None` if it is to fail at once.
+    fn permit(&self) -> Option<CallPermit<'_>> {
+        let is_probe = self.is_silent.load(Relaxed);
+        (!is_probe || !self.is_probed.swap(true, Relaxed)).then_some(CallPermit { health: self, is_probe })
+    }
+}
+
+/// A call of a shard that is being made.
+struct CallPermit<'a> {
+    health: &'a ShardHealth,
+    /// Whether it finds out if a silent shard responds again.
+    is_probe: bool,
+}
+
+impl CallPermit<'_> {
+    fn record(self, responded: bool) {
+        self.health.is_silent.store(!responded, Relaxed);
+    }
+}
+
+impl Drop for CallPermit<'_> {
+    fn drop(&mut self) {
+        if self.is_probe {
+            self.health.is_probed.store(false, Relaxed);
+        }
+    }
 }
 
 /// One client connection's connections to the masters. A master associates calls with their connection, so those of one caller must not
@@ -48,7 +95,7 @@ impl ShardMasters {
             call_timeout: options.call_timeout,
             max_response: options.max_frame_bytes,
             counters,
-            warnings: count.iter().map(|_| LogRateLimiter::new()).collect(),
+            shards: count.iter().map(|_| ShardHealth::new()).collect(),
         }
     }
 
@@ -89,20 +136,29 @@ impl ShardMasters {
             .clients
             .get(shard)
             .and_then(|client| client.get_or_init(|| self.connect(shard, &masters.supervisor)).as_ref());
-        let (Some(master), Some(counters)) = (master, self.counters.shards.get(shard)) else {
+        let (Some(master), Some(counters), Some(health)) =
+            (master, self.counters.shards.get(shard), self.shards.get(shard))
+        else {
             return ShardResponse::Unreachable;
         };
         counters.calls.fetch_add(1, Relaxed);
-        match master.forward(frame).await {
-            Ok(body) => ShardResponse::Reply(body),
-            Err(RpcError::Fault(fault)) => ShardResponse::Fault(fault),
-            Err(error) => {
-                counters.failed.fetch_add(1, Relaxed);
-                if self.warnings.get(shard).is_some_and(LogRateLimiter::is_due) {
-                    tracing::warn!(shard, %error, "calls of a shard fail");
-                }
-                ShardResponse::Unreachable
+        let Some(permit) = health.permit() else {
+            counters.failed.fetch_add(1, Relaxed);
+            return ShardResponse::Unreachable;
+        };
+        let response = master.forward(frame).await;
+        let (response, failure) = match response {
+            Ok(body) => (ShardResponse::Reply(body), None),
+            Err(RpcError::Fault(fault)) => (ShardResponse::Fault(fault), None),
+            Err(error) => (ShardResponse::Unreachable, Some(error)),
+        };
+        permit.record(failure.is_none());
+        if let Some(error) = failure {
+            counters.failed.fetch_add(1, Relaxed);
+            if health.warnings.is_due() {
+                tracing::warn!(shard, %error, "calls of a shard fail");
             }
         }
+        response
     }
 }

@@ -36,7 +36,7 @@ macro_rules! everywhere {
 }
 
 everywhere! {
-    BatchQueryIp(replies) => all(replies).map(|found| found.into_iter().flatten().collect()),
+    BatchQueryIp(replies) => reachable(replies).map(|found| found.into_iter().flatten().collect()),
     GetReplicaListByRegex(replies) => all(replies).map(|found| found.into_iter().flatten().collect()),
     RemoveByRegex(replies) => all(replies).map(|counts| counts.into_iter().sum()),
     RemoveAll(replies) => removed(replies),
@@ -107,9 +107,9 @@ in_parts! {
         let count = i64::try_from(shards.get()).unwrap_or(i64::MAX);
         Some(SsdCapacityArguments { total_bytes: arguments.total_bytes / count, ..arguments.clone() })
     }, |replies| done(reachable(replies));
-    // At least one task from each shard, so that none is starved.
+    // Rounded up, so that no shard's tasks wait for ever.
     FetchTasks => |arguments, _, shards| {
-        let limit = (arguments.limit / shards.get() as u64).max(1);
+        let limit = arguments.limit.div_ceil(shards.get() as u64);
         Some(FetchTasksArguments { limit, ..arguments.clone() })
     }, |replies| reachable(replies).map(|tasks| tasks.into_iter().flatten().collect());
 }
@@ -179,4 +179,66 @@ fn whole_segments<S: Ord>(replies: Vec<Vec<NofSegment<S>>>) -> Vec<NofSegment<S>
         }
     }
     whole.into_values().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use mooncake_wire::types::{Segment, Uuid};
+
+    use super::*;
+
+    const ID: Uuid = Uuid { first: 1, second: 2 };
+
+    fn mount(size: u64, shards: usize) -> Vec<(usize, u64, u64)> {
+        let segment = Segment {
+            id: ID,
+            name: "node",
+            base: 1 << 20,
+            size,
+            te_endpoint: "node",
+            protocol: "tcp",
+            host_id: "",
+            locality: None,
+        };
+        let arguments = MountArguments { segment, client_id: ID };
+        let split = rpc::MountSegment::split(arguments, ShardCount::new(shards).unwrap());
+        let parts = split.calls.iter().map(|(shard, part)| (*shard, part.segment.base, part.segment.size));
+        parts.collect()
+    }
+
+    #[test]
+    fn a_segment_is_mounted_in_parts() {
+        let mebibyte = 1 << 20;
+        assert_eq!(mount(8 * mebibyte, 2), [(0, mebibyte, 4 * mebibyte), (1, 5 * mebibyte, 4 * mebibyte)]);
+        // Too small for a page in each.
+        assert_eq!(mount(5000, 2), [(1, mebibyte, 5000)]);
+        // A master refuses it, so it must get it.
+        assert_eq!(mount(0, 2), [(0, mebibyte, 0)]);
+    }
+
+    #[test]
+    fn a_client_mounts_again_if_any_shard_lacks_its_segments() {
+        let reply = |view_version_id, client_status| Ok(Ok(PingReply { view_version_id, client_status }));
+        let merged = |replies| rpc::Ping::merge::<&str>(&[], replies);
+        let (ok, remount) = (ClientStatus::OK, ClientStatus::NEED_REMOUNT);
+        let both = merged(vec![reply(3, ok), reply(2, remount)]);
+        assert_eq!(both, Ok(PingReply { view_version_id: 3, client_status: remount }));
+        let one = merged(vec![reply(3, ok), Err(ErrorCode::RPC_FAIL)]);
+        assert_eq!(one, Ok(PingReply { view_version_id: 3, client_status: ok }));
+    }
+
+    #[test]
+    fn removals_are_added_up_unless_one_failed() {
+        let merged = |replies| rpc::RemoveAll::merge::<&str>(&[], replies);
+        assert_eq!(merged(vec![Ok(3), Ok(0), Ok(4)]), 7);
+        assert_eq!(merged(vec![Ok(3), Err(ErrorCode::RPC_FAIL), Ok(4)]), -900);
+    }
+
+    #[test]
+    fn the_parts_of_a_disk_are_one_segment() {
+        let part = |id, base, size| NofSegment { id, name: "n", base, size, te_endpoint: "n" };
+        let other = Uuid { first: 9, second: 9 };
+        let replies = vec![vec![part(ID, 100, 50), part(other, 7, 1)], vec![part(ID, 150, 60)]];
+        assert_eq!(whole_segments(replies), [part(ID, 100, 110), part(other, 7, 1)]);
+    }
 }

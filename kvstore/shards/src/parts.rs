@@ -18,7 +18,7 @@ pub fn segment_part(size: u64, shard: ShardIndex, shards: ShardCount) -> (u64, u
 
 /// A segment that can be divided. The parts have its id and its name, each in another shard.
 pub(crate) trait DivisibleSegment: Clone {
-    /// The shard's part; `None` if it is empty.
+    /// The shard's part; `None` if it is empty. An empty segment is that of the first shard, which refuses it.
     fn part(&self, shard: ShardIndex, shards: ShardCount) -> Option<Self>;
 }
 
@@ -29,7 +29,7 @@ macro_rules! divisible {
                 let (offset, size) = segment_part(self.size, shard, shards);
                 // An overflow is in the whole segment already, which a master refuses: it gets it as it is.
                 let base = self.base.checked_add(offset);
-                base.map_or_else(|| Some(self.clone()), |base| (size > 0).then(|| Self { base, size, ..self.clone() }))
+                base.map_or_else(|| Some(self.clone()), |base| (size > 0 || self.size == 0 && shard == 0).then(|| Self { base, size, ..self.clone() }))
             }
         }
     )+};

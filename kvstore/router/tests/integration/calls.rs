@@ -281,6 +281,41 @@ async fn a_shutdown_completes_calls_in_progress() {
 }
 
 #[tokio::test]
+async fn calls_of_a_silent_shard_fail_at_once_until_it_responds() {
+    // Its connections are accepted, but nothing is read from them.
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = silent.local_addr().unwrap();
+    let limit = Duration::from_secs(1);
+    let supervisor = Supervisor::new();
+    let options = RouterOptions { call_timeout: limit, ..options(vec![address.to_string()]) };
+    let router = moongate_store_router::start(&options, &supervisor).unwrap().address().to_string();
+    let mut first = TestRpcConnection::connect(&router).await;
+    let mut second = TestRpcConnection::connect(&router).await;
+    let (found, accepted) = tokio::join!(first.replicas("key"), silent.accept());
+    assert_eq!(found, Err(ErrorCode::RPC_FAIL));
+    // One call waits for it, on a connection of its own, the other does not.
+    let mut third = TestRpcConnection::connect(&router).await;
+    tokio::select! {
+        biased;
+        _ = third.replicas("key") => panic!("a call does not try again"),
+        found = async {
+            let _waiting = silent.accept().await;
+            second.replicas("key").await
+        } => assert_eq!(found, Err(ErrorCode::RPC_FAIL)),
+    }
+    drop((silent, accepted));
+    let shard = Some(ShardIdentity { index: 0, count: 1 });
+    let master = start_master_at(address, MasterServerOptions { shard, threads: 1, ..Default::default() });
+    let responds = async {
+        while second.replicas("key").await != Err(ErrorCode::OBJECT_NOT_FOUND) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), responds).await.expect("a shard that responds is called");
+    drop(master);
+}
+
+#[tokio::test]
 async fn clients_get_the_list_of_masters() {
     let store = ShardedStore::start();
     let client =
