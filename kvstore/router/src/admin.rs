@@ -13,7 +13,7 @@ use axum::{Json, Router};
 use futures_util::future::join_all;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use mooncake_wire::admin::{HealthResponse, SegmentDetail, SegmentsDetail};
-use mooncake_wire::types::{DEFAULT_TENANT, Uuid};
+use mooncake_wire::types::Uuid;
 use moongate_master_client::rpc::MasterAddress;
 use moongate_runtime::plain_http_client;
 use moongate_store_shards::{ShardCount, ShardIndex};
@@ -200,7 +200,7 @@ async fn all_keys(State(admin): SharedAdmin) -> Response {
 async fn query_key(State(admin): SharedAdmin, RawQuery(query): RawQuery) -> Response {
     let query = query.unwrap_or_default();
     let key = member(&query, "key").unwrap_or_default();
-    let shard = admin.count.shard_of(DEFAULT_TENANT, key);
+    let shard = admin.count.shard_of(key);
     let Some(response) = admin.admins.get(shard, &format!("/query_key?{query}")).await else {
         return unavailable();
     };
@@ -217,7 +217,7 @@ async fn batch_query_keys(State(admin): SharedAdmin, RawQuery(query): RawQuery) 
     let keys = percent_decode_str(member(&query, "keys").unwrap_or_default()).decode_utf8_lossy();
     let mut by_shard: BTreeMap<ShardIndex, Vec<&str>> = BTreeMap::new();
     for key in keys.split(',') {
-        by_shard.entry(admin.count.shard_of(DEFAULT_TENANT, key)).or_default().push(key);
+        by_shard.entry(admin.count.shard_of(key)).or_default().push(key);
     }
     let admins = &admin.admins;
     let queries = by_shard.iter().map(|(shard, keys)| async move {

@@ -16,8 +16,8 @@ use crate::{ShardCount, ShardIndex, ShardedRpc, SplitCall};
 
 /// Arguments with a list of items.
 trait BatchArguments<'a> {
-    /// Tenant and key of each item.
-    fn keys(&self) -> impl Iterator<Item = (&'a str, &'a str)>;
+    /// The key of each item.
+    fn keys(&self) -> impl Iterator<Item = &'a str>;
 
     /// These arguments with only the items at the given indices.
     fn select(&self, items: &[usize]) -> Self;
@@ -45,12 +45,11 @@ fn select_config<'a>(config: &ReplicateConfig<&'a str>, items: &[usize]) -> Repl
     }
 }
 
-macro_rules! keys_of_one_tenant {
+macro_rules! with_keys {
     ($($arguments:ident)+) => {$(
         impl<'a> BatchArguments<'a> for $arguments<&'a str> {
-            fn keys(&self) -> impl Iterator<Item = (&'a str, &'a str)> {
-                let tenant = self.tenant;
-                self.keys.iter().map(move |key| (tenant, *key))
+            fn keys(&self) -> impl Iterator<Item = &'a str> {
+                self.keys.iter().copied()
             }
 
             fn select(&self, items: &[usize]) -> Self {
@@ -60,17 +59,16 @@ macro_rules! keys_of_one_tenant {
     )+};
 }
 
-keys_of_one_tenant! {
+with_keys! {
     KeysArguments BatchProbeArguments ReplicaClearArguments BatchPutRevokeArguments BatchUpsertRevokeArguments
     BatchRemoveArguments BatchEvictDiskArguments
 }
 
-macro_rules! objects_of_one_tenant {
+macro_rules! with_objects {
     ($($arguments:ident)+) => {$(
         impl<'a> BatchArguments<'a> for $arguments<&'a str> {
-            fn keys(&self) -> impl Iterator<Item = (&'a str, &'a str)> {
-                let tenant = self.tenant;
-                self.objects.iter().map(move |object| (tenant, object.key))
+            fn keys(&self) -> impl Iterator<Item = &'a str> {
+                self.objects.iter().map(|object| object.key)
             }
 
             fn select(&self, items: &[usize]) -> Self {
@@ -80,12 +78,11 @@ macro_rules! objects_of_one_tenant {
     )+};
 }
 
-objects_of_one_tenant! { BatchPutEndArguments BatchUpsertEndArguments }
+with_objects! { BatchPutEndArguments BatchUpsertEndArguments }
 
 impl<'a> BatchArguments<'a> for BatchPutStartArguments<&'a str> {
-    fn keys(&self) -> impl Iterator<Item = (&'a str, &'a str)> {
-        let tenant = self.tenant;
-        self.keys.iter().map(move |key| (tenant, *key))
+    fn keys(&self) -> impl Iterator<Item = &'a str> {
+        self.keys.iter().copied()
     }
 
     fn select(&self, items: &[usize]) -> Self {
@@ -99,8 +96,8 @@ impl<'a> BatchArguments<'a> for BatchPutStartArguments<&'a str> {
 }
 
 impl<'a> BatchArguments<'a> for OffloadedArguments<&'a str> {
-    fn keys(&self) -> impl Iterator<Item = (&'a str, &'a str)> {
-        self.tasks.iter().map(|task| (task.tenant_id, task.key))
+    fn keys(&self) -> impl Iterator<Item = &'a str> {
+        self.tasks.iter().map(|task| task.key)
     }
 
     fn select(&self, items: &[usize]) -> Self {
@@ -115,8 +112,7 @@ impl<'a> BatchArguments<'a> for OffloadedArguments<&'a str> {
 /// Splits a batch. An empty one goes to the first shard.
 fn split<'a, A: BatchArguments<'a>>(arguments: A, shards: ShardCount) -> SplitCall<A> {
     let mut by_shard: BTreeMap<ShardIndex, Vec<usize>> = BTreeMap::new();
-    let shard_of_item: Vec<ShardIndex> =
-        arguments.keys().map(|(tenant, key)| shards.shard_of(tenant, key)).collect();
+    let shard_of_item: Vec<ShardIndex> = arguments.keys().map(|key| shards.shard_of(key)).collect();
     for (item, shard) in shard_of_item.iter().enumerate() {
         by_shard.entry(*shard).or_default().push(item);
     }

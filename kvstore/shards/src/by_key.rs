@@ -15,7 +15,7 @@ macro_rules! by_key {
                 arguments: <Self as RpcDefinition>::Arguments<&str>,
                 shards: ShardCount,
             ) -> SplitCall<<Self as RpcDefinition>::Arguments<&str>> {
-                let shard = shards.shard_of(arguments.tenant, arguments.$($key).+);
+                let shard = shards.shard_of(arguments.$($key).+);
                 SplitCall::one(shard, arguments)
             }
 

@@ -38,7 +38,7 @@ macro_rules! everywhere {
 everywhere! {
     BatchQueryIp(replies) => reachable(replies).map(|found| found.into_iter().flatten().collect()),
     GetReplicaListByRegex(replies) => all(replies).map(|found| found.into_iter().flatten().collect()),
-    RemoveByRegex(replies) => all(replies).map(|counts| counts.into_iter().sum()),
+    RemoveByRegex(replies) => all(replies).map(|counts| counts.into_iter().fold(0, i64::saturating_add)),
     RemoveAll(replies) => removed(replies),
     UnmountSegment(replies) => done(existing(replies, ErrorCode::SEGMENT_NOT_FOUND)),
     GracefulUnmountSegment(replies) => done(existing(replies, ErrorCode::SEGMENT_NOT_FOUND)),
@@ -58,7 +58,8 @@ everywhere! {
     UnmountLocalDiskSegment(replies) => done(all(replies)),
     OffloadObjectHeartbeat(replies) => reachable(replies).map(tasks),
     PromotionObjectHeartbeat(replies) => reachable(replies).map(tasks),
-    PollRemoveAll(replies) => reachable(replies).map(|removed| removed.contains(&true)),
+    // A client then clears its disk, so it must not while any shard has objects there.
+    PollRemoveAll(replies) => all(replies).map(|removed| !removed.contains(&false)),
     QueryTask(replies) => any(replies),
     MarkTaskToComplete(replies) => any(replies),
 }
@@ -128,7 +129,7 @@ fn removed(replies: Vec<Result<i64, ErrorCode>>) -> i64 {
             } else if count < 0 {
                 count
             } else {
-                sum + count
+                sum.saturating_add(count)
             }
         })
         .unwrap_or(0)
@@ -232,6 +233,14 @@ mod tests {
         let merged = |replies| rpc::RemoveAll::merge::<&str>(&[], replies);
         assert_eq!(merged(vec![Ok(3), Ok(0), Ok(4)]), 7);
         assert_eq!(merged(vec![Ok(3), Err(ErrorCode::RPC_FAIL), Ok(4)]), -900);
+    }
+
+    #[test]
+    fn a_disk_is_cleared_only_if_all_shards_are_empty() {
+        let merged = |replies| rpc::PollRemoveAll::merge::<&str>(&[], replies);
+        assert_eq!(merged(vec![Ok(Ok(true)), Ok(Ok(true))]), Ok(true));
+        assert_eq!(merged(vec![Ok(Ok(true)), Ok(Ok(false))]), Ok(false));
+        assert_eq!(merged(vec![Ok(Ok(true)), Err(ErrorCode::RPC_FAIL)]), Err(ErrorCode::RPC_FAIL));
     }
 
     #[test]

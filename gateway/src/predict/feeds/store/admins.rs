@@ -2,7 +2,6 @@
 
 use futures_util::future::join_all;
 use mooncake_wire::admin::KeyReplicas;
-use mooncake_wire::types::DEFAULT_TENANT;
 use moongate_master_client::admin::{AdminClient, AdminError};
 use moongate_store_shards::{InvalidShardCount, ShardCount, ShardIndex};
 use parking_lot::Mutex;
@@ -68,7 +67,7 @@ impl StoreAdmins {
         }
         let mut by_shard: Vec<Vec<&str>> = vec![Vec::new(); self.admins.len()];
         for key in keys {
-            if let Some(keys) = by_shard.get_mut(self.count.shard_of(DEFAULT_TENANT, key)) {
+            if let Some(keys) = by_shard.get_mut(self.count.shard_of(key)) {
                 keys.push(key);
             }
         }
