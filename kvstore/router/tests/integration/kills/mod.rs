@@ -376,7 +376,7 @@ impl ShardedSimulation {
                 }
             }
             Err(ErrorCode::REPLICA_IS_NOT_READY) => {
-                assert!(self.unfinished.contains(key), "{key} is not readable");
+                assert!(self.unfinished.contains(key), "{key} is lost: it is not readable");
             }
             Err(code) => assert_eq!(code, ErrorCode::RPC_FAIL, "{key}"),
         }
