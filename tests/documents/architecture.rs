@@ -57,7 +57,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     (
         "kvstore/master-client",
         "moongate-master-client",
-        &["mooncake-wire", "moongate-runtime", "moongate-store-shards", "moongate-store-testkit"],
+        &["moongate-store-shards", "mooncake-wire", "moongate-runtime", "moongate-store-testkit"],
     ),
     (
         "kvstore/client",
@@ -106,21 +106,6 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     ),
     ("kvstore/oplog", "moongate-oplog", &["moongate-store-testkit"]),
     (
-        "kvstore/router",
-        "moongate-store-router",
-        &[
-            "moongate-master-client",
-            "moongate-store-shards",
-            "moongate-runtime",
-            "mooncake-wire",
-            "moongate-master",
-            "moongate-master-core",
-            "moongate-oplog",
-            "moongate-store-testkit",
-        ],
-    ),
-    ("kvstore/shards", "moongate-store-shards", &["mooncake-wire"]),
-    (
         "kvstore/python",
         "moongate-store-python",
         &[
@@ -136,6 +121,21 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     ),
     ("kvstore/retention", "moongate-retention", &[]),
     ("kvstore/rdma", "moongate-rdma", &["moongate-memory", "moongate-transfer", "moongate-runtime"]),
+    (
+        "kvstore/router",
+        "moongate-store-router",
+        &[
+            "moongate-master-client",
+            "moongate-store-shards",
+            "mooncake-wire",
+            "moongate-runtime",
+            "moongate-master",
+            "moongate-master-core",
+            "moongate-oplog",
+            "moongate-store-testkit",
+        ],
+    ),
+    ("kvstore/shards", "moongate-store-shards", &["mooncake-wire"]),
     (
         "kvstore/testkit",
         "moongate-store-testkit",

@@ -211,6 +211,10 @@ async fn the_other_shards_serve_while_one_is_down() {
     };
     tokio::time::timeout(Duration::from_secs(10), pinged).await.expect("a shard that returns is noticed");
     client.mount(CLIENT, SEGMENT).await;
+    let found = client.call::<BatchExistKey>(&query).await;
+    for (key, found) in keys.iter().zip(&found) {
+        assert_eq!(*found, Ok(!is_down(key)), "{key}: the other shards have kept their objects");
+    }
     let lost: Vec<&str> = keys.iter().copied().filter(|key| is_down(key)).collect();
     client.put(CLIENT, lost[0], 100).await;
     assert_eq!(client.replicas(lost[0]).await.unwrap().replicas.len(), 1);
