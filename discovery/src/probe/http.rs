@@ -122,7 +122,15 @@ impl<'a> ProbeSession<'a> {
         if let Some(key) = self.api_key {
             request = request.bearer_auth(key);
         }
-        let mut response = moongate_runtime::net::send_request(request).await.map_err(failure)?;
+        let again = request.try_clone();
+        let mut response = match (moongate_runtime::net::send_request(request).await, again) {
+            // A server may close a connection after any response, uvicorn for one after an exception: that says nothing about the engine.
+            (Err(error), Some(request)) if !error.is_timeout() && !error.is_connect() => {
+                moongate_runtime::net::send_request(request).await
+            }
+            (sent, _) => sent,
+        }
+        .map_err(failure)?;
         let status = response.status().as_u16();
         let mut body = Vec::new();
         while let Some(chunk) = response.chunk().await.map_err(failure)? {
@@ -149,4 +157,41 @@ fn failure(error: reqwest::Error) -> ProbeExchangeError {
         return ProbeExchangeError { outcome: ProbeCheckOutcome::TimedOut, fix: None };
     }
     ProbeExchangeError { outcome: ProbeCheckOutcome::Failed(root_cause(&error)), fix: tls_error_hint(&error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_connection_that_closes_after_a_response_is_replaced() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/path", listener.local_addr().unwrap());
+        let server = async {
+            // Responds once on each connection, and closes it when the next request arrives.
+            for _ in 0..2 {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut request = [0; 1024];
+                assert!(stream.read(&mut request).await.unwrap() > 0);
+                stream.write_all(b"HTTP/1.1 500 Error\r\ncontent-length: 2\r\n\r\nno").await.unwrap();
+                let _next_or_end = stream.read(&mut request).await;
+            }
+        };
+        let client = client(&ProbeOptions::default()).unwrap();
+        let probe = async {
+            let mut session = ProbeSession::new(&client, None);
+            for _ in 0..2 {
+                let response = session.get(url.clone()).await.unwrap();
+                assert_eq!((response.status, &response.body[..]), (500, &b"no"[..]));
+            }
+            drop(session);
+        };
+        tokio::select! {
+            () = probe => {}
+            () = server => panic!("a third connection"),
+        }
+    }
 }
