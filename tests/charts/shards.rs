@@ -217,10 +217,10 @@ fn values_that_several_shards_exclude_are_rejected() {
         ("store.master.config.ha_backend_connstring=a/b", "store.master.config.ha_backend_connstring: "),
     ];
     for (value, reason) in cases {
-        let told = rejected(&[STORE, "--set=store.master.shards=2", &format!("--set={value}")]);
+        let message = rejected(&[STORE, "--set=store.master.shards=2", &format!("--set={value}")]);
         let key = value.split('=').next().unwrap().trim_end_matches(".persistentVolumeClaim.claimName");
-        assert!(told.contains(reason) && told.contains(key), "{value}: {told}");
-        assert!(told.contains("store.master.shards is 2"), "{value}: {told}");
+        assert!(message.contains(reason) && message.contains(key), "{value}: {message}");
+        assert!(message.contains("store.master.shards is 2"), "{value}: {message}");
         Rendered::with(&[STORE, &format!("--set={value}")]);
     }
     let own = Rendered::with(&[
@@ -232,8 +232,8 @@ fn values_that_several_shards_exclude_are_rejected() {
         assert!(rejected(&[&format!("--set=store.master.shards={count}")]).contains("shards"), "{count}");
     }
     for name in ["mooncake-router", "mooncake-master-7"] {
-        let told = rejected(&[&format!("--set=engines.{name}.engine=simulated")]);
-        assert!(told.contains(&format!("invalid propertyName '{name}'")), "{told}");
+        let message = rejected(&[&format!("--set=engines.{name}.engine=simulated")]);
+        assert!(message.contains(&format!("invalid propertyName '{name}'")), "{message}");
     }
 }
 

@@ -85,7 +85,7 @@ async fn mooncakes_programs_use_several_masters_as_one() {
         assert_eq!(client.fill(&keys, 5000).await, 0, "{release}");
         assert_eq!(client.send_command(&format!("read {}", keys.join(" "))).await, "20", "{release}");
         assert_eq!(ours.get(&keys[3]).await.unwrap().len(), 5000, "{release}");
-        // Without a lease, as nobody has read them.
+        // They have no lease, because no client has read them.
         let matching: Vec<String> = (0..10).map(|number| format!("{release}-matching-{number}")).collect();
         assert_eq!(client.fill(&matching, 100).await, 0, "{release}");
         assert_eq!(client.send_command(&format!("clear ^{release}-matching")).await, "10", "{release}");
