@@ -162,7 +162,13 @@ impl ClientConnection {
     ) -> Result<MasterResult<u64>, RpcFault> {
         let masters = &self.router.masters;
         // As of a master without this call: readers get the replicas, and the node rejects the reads of those that are not intact.
-        let size = self.router.segments.get(report.segment_id).ok_or_else(RpcFault::not_registered)?;
+        let Some(size) = self.router.segments.get(report.segment_id) else {
+            tracing::warn!(
+                segment = %report.segment_id,
+                "the report of a node's intact memory is not passed on: its segment was not mounted through this router"
+            );
+            return Err(RpcFault::not_registered());
+        };
         let encode = |(shard, report): (usize, IntactRangesArguments)| {
             let mut frame = BytesMut::new();
             report.encode(0, &mut frame).map(|()| (shard, frame)).map_err(|_| RpcFault::invalid_argument())
