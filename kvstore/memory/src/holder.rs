@@ -12,8 +12,11 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use rustix::net::SocketAddrUnix;
+
 use crate::PageMode;
-use message::{HolderRequest, HolderResponse, HolderSocket};
+use crate::packet_socket::PacketSocket;
+use message::{HolderRequest, HolderResponse};
 pub use server::{HolderServer, HolderStopHandle};
 
 /// Maximum number of kept resources.
@@ -152,7 +155,9 @@ impl HolderClient {
         fd: Option<BorrowedFd<'_>>,
     ) -> Result<(HolderResponse, Option<OwnedFd>), HolderError> {
         let exchange = || {
-            let socket = HolderSocket::connect(&self.path)?;
+            let socket = PacketSocket::connect(&SocketAddrUnix::new(&self.path)?)?;
+            // The memory's descriptor gives full read and write access.
+            socket.check_user(false)?;
             socket.send(request, fd)?;
             socket.receive()
         };

@@ -6,6 +6,7 @@
 //! - [`catalog`]: the objects in a segment, for a master that has lost its log.
 //! - [`holder`]: a process that keeps memory while the store restarts.
 //! - [`SegmentMemory`]: a region with its ledger, restored or new.
+//! - [`packet_socket`]: gives other processes of the host memory to map.
 //! - [`Scrubber`]: re-reads written ranges in the background and detects corruption.
 //! - [`numa`]: NUMA placement of a region's pages.
 
@@ -16,6 +17,8 @@ pub mod ledger;
 mod mapping;
 mod memfd;
 pub mod numa;
+pub mod packet_socket;
+mod populated;
 mod region;
 mod scrub;
 pub mod segment;

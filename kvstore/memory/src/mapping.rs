@@ -155,6 +155,16 @@ impl MappedSpan<'_> {
         self.len
     }
 
+    /// Allocates and maps its pages.
+    pub(crate) fn populate(self) -> rustix::io::Result<()> {
+        if cfg!(miri) {
+            // Miri has no madvise.
+            return Ok(());
+        }
+        // SAFETY: the range is mapped, and the advice preserves the bytes.
+        unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxPopulateWrite) }
+    }
+
     /// Copies the first bytes of the range out, up to the length of `into`.
     pub(crate) fn copy_to(self, into: &mut [u8]) {
         let len = into.len().min(self.len);

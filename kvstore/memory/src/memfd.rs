@@ -46,6 +46,11 @@ fn seal(file: &OwnedFd, len: u64) -> io::Result<()> {
     Ok(())
 }
 
+/// Whether no process can make the memory shorter.
+pub(crate) fn has_sealed_length(file: impl AsFd) -> bool {
+    rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
+}
+
 /// Opens the same file again: locks belong to an open file description, which a descriptor from another process shares.
 ///
 /// # Errors
@@ -68,6 +73,9 @@ mod tests {
         assert_eq!(file.metadata().unwrap().len(), 10_000);
         assert!(file.set_len(5_000).is_err());
         assert!(file.set_len(20_000).is_err());
+        assert!(has_sealed_length(&file));
+        let unsealed = rustix::fs::memfd_create("moongate-test", MemfdFlags::ALLOW_SEALING).unwrap();
+        assert!(!has_sealed_length(unsealed));
     }
 
     #[test]

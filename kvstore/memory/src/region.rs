@@ -9,10 +9,12 @@ use std::sync::atomic::AtomicU64;
 use rustix::fs::FallocateFlags;
 use rustix::mm::Advice;
 
+use crate::PageMode;
 use crate::checksum::Crc32c;
 use crate::mapping::{MappedSpan, MemoryMapping};
+use crate::memfd::{self, memfd};
 use crate::numa::{self, NumaPlacement};
-use crate::{PageMode, memfd};
+use crate::populated::PopulatedParts;
 
 /// Bytes copied at a time for a checksum.
 const SCRATCH_BYTES: usize = 16 << 10;
@@ -26,6 +28,7 @@ pub struct MappedRegion {
     mapping: MemoryMapping,
     len: u64,
     pages: PageMode,
+    populated: PopulatedParts,
 }
 
 /// Why a region cannot be created.
@@ -44,6 +47,9 @@ pub enum RegionError {
     /// The length cannot be mapped.
     #[error("{0} bytes cannot be mapped")]
     Unmappable(u64),
+    /// Another process could truncate the memory, and an access beyond its end would kill this process.
+    #[error("the length of the shared memory is not sealed")]
+    NotSealed,
 }
 
 /// A range is not within the region.
@@ -128,6 +134,20 @@ impl MappedRegion {
         Self::part(fd, 0, len, address)
     }
 
+    /// As [`MappedRegion::from_fd`], of memory that another process owns. Child processes do not have it.
+    ///
+    /// # Errors
+    /// As [`MappedRegion::from_fd`], and [`RegionError::NotSealed`].
+    pub fn from_foreign_fd(fd: OwnedFd, len: u64) -> Result<Self, RegionError> {
+        if !memfd::has_sealed_length(&fd) {
+            return Err(RegionError::NotSealed);
+        }
+        let region = Self::from_fd(fd, len, None)?;
+        // A child that never unmaps it would keep the memory of a process that has ended.
+        region.mapping.advise(Advice::LinuxDontFork);
+        Ok(region)
+    }
+
     /// [`MappedRegion::from_fd`] from byte `from` on, which must be page-aligned.
     ///
     /// # Errors
@@ -160,7 +180,7 @@ impl MappedRegion {
     fn new(mapping: MemoryMapping, len: u64, pages: PageMode) -> Self {
         // Exclude caches from core dumps, which would otherwise be as large as the machine's memory.
         mapping.advise(Advice::LinuxDontDump);
-        let mut region = Self { mapping, len, pages };
+        let mut region = Self { mapping, len, pages, populated: PopulatedParts::none_of(len) };
         region.set_pages(pages);
         region
     }
@@ -236,6 +256,24 @@ impl MappedRegion {
     pub(crate) fn word(&self, offset: u64) -> Result<&AtomicU64, OutOfRangeError> {
         self.span(offset, 8)?;
         self.mapping.word(offset).ok_or(OutOfRangeError { offset, len: 8, size: self.len })
+    }
+
+    /// Allocates the missing pages of a range, and maps them into this process. Pages belong to the process, and to the container, that
+    /// allocates them. It is faster than one page fault per page.
+    ///
+    /// # Errors
+    /// When the range exceeds the region, or not enough memory is available.
+    pub fn populate(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.check(offset, len)?;
+        for part in self.populated.missing(offset, len) {
+            let span = self.span(part.start, part.end - part.start)?;
+            match span.populate() {
+                // Linux before 5.14, where a page fault does it.
+                Err(rustix::io::Errno::INVAL) | Ok(()) => self.populated.mark(part.start),
+                Err(problem) => return Err(problem.into()),
+            }
+        }
+        Ok(())
     }
 
     /// Copies bytes out of the region.

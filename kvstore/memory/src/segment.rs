@@ -6,13 +6,14 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::PageMode;
 use crate::catalog;
 use crate::holder::{self, HolderClient};
 use crate::ledger::{self, Ledger, OpenedLedger, SegmentIdentity, bytes_for};
+use crate::memfd::{self, memfd};
 use crate::numa::NumaPlacement;
 use crate::region::{self, MappedRegion};
 use crate::scrub::Scrubber;
-use crate::{PageMode, memfd};
 
 /// Backing of a segment's memory.
 #[derive(Debug, Clone)]
@@ -50,6 +51,8 @@ pub struct SegmentMemory {
     pub ledger: Arc<Ledger>,
     /// Whether it was restored with existing content.
     pub is_restored: bool,
+    /// Descriptor of the memory, for other processes of the host to map. `None` if its length is not sealed.
+    pub fd: Option<OwnedFd>,
 }
 
 /// Why a segment cannot be opened.
@@ -158,11 +161,12 @@ impl SegmentMemory {
             OpenedLedger::Existing(ledger) => ledger.wipe(),
         };
         let ledger = ledger.start(identity(region.base()), direct_writes)?;
-        Ok(Self { region: Arc::new(region), ledger: Arc::new(ledger), is_restored: false })
+        Ok(Self { region: Arc::new(region), ledger: Arc::new(ledger), is_restored: false, fd: None })
     }
 
     fn restore(options: &SegmentOptions, memory: OwnedFd, ledger: Ledger) -> Result<Self, SegmentError> {
         let SegmentIdentity { name, base, .. } = ledger.identity();
+        let fd = sealed_fd(&memory);
         let region = map(options, memory, Some(base))?;
         if !ledger.same_boot() {
             tracing::info!("{name}: the machine was rebooted, verifying {} bytes", ledger.counts().bytes);
@@ -183,7 +187,7 @@ impl SegmentMemory {
                 options.size
             );
         }
-        Ok(Self { region: Arc::new(region), ledger: Arc::new(ledger), is_restored: true })
+        Ok(Self { region: Arc::new(region), ledger: Arc::new(ledger), is_restored: true, fd })
     }
 
     fn create(
@@ -192,11 +196,17 @@ impl SegmentMemory {
         empty: ledger::EmptyLedger,
         identity: impl FnOnce(u64) -> SegmentIdentity,
     ) -> Result<Self, SegmentError> {
+        let fd = sealed_fd(&memory);
         let region = map(options, memory, None)?;
         region.set_placement(options.placement);
         let ledger = empty.start(identity(region.base()), options.direct_writes)?;
-        Ok(Self { region: Arc::new(region), ledger: Arc::new(ledger), is_restored: false })
+        Ok(Self { region: Arc::new(region), ledger: Arc::new(ledger), is_restored: false, fd })
     }
+}
+
+/// A second descriptor of memory whose length is sealed.
+fn sealed_fd(memory: &OwnedFd) -> Option<OwnedFd> {
+    memfd::has_sealed_length(memory).then(|| memory.try_clone().ok()).flatten()
 }
 
 /// Whether the segment's content can be used with the options. A ledger says nothing about direct writes, and without a ledger

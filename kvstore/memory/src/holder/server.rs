@@ -10,20 +10,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::net::{Shutdown, SocketAddrUnix, SocketFlags};
+use rustix::net::SocketAddrUnix;
 
-use super::message::{HolderRequest, HolderResponse, HolderSocket, unix};
+use super::message::{HolderRequest, HolderResponse};
 use super::{HolderError, MAX_NAME, MAX_RESOURCES};
 use crate::memfd;
-
-/// Backlog of the listening socket.
-const BACKLOG: i32 = 16;
+use crate::packet_socket::{PacketListener, PacketSocket};
 
 /// Keeps memory and listening sockets until it stops.
 #[derive(Debug)]
 pub struct HolderServer {
     path: PathBuf,
-    listener: Arc<OwnedFd>,
+    listener: Arc<PacketListener>,
     stopped: Arc<AtomicBool>,
     resources: BTreeMap<String, HeldResource>,
     /// Maximum total bytes of memory.
@@ -65,7 +63,7 @@ enum HolderRequestError {
 /// Stops a [`HolderServer`] from another thread.
 #[derive(Debug, Clone)]
 pub struct HolderStopHandle {
-    listener: Arc<OwnedFd>,
+    listener: Arc<PacketListener>,
     stopped: Arc<AtomicBool>,
 }
 
@@ -73,10 +71,7 @@ impl HolderStopHandle {
     /// Stops serving requests and releases all resources.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
-        // Wakes the thread that waits in accept.
-        if let Err(problem) = rustix::net::shutdown(&*self.listener, Shutdown::Both) {
-            tracing::warn!("cannot wake the holder thread: {problem}");
-        }
+        self.listener.shut_down();
     }
 }
 
@@ -119,17 +114,17 @@ impl HolderServer {
     /// Serves one request after another until stopped.
     pub fn run(mut self) {
         loop {
-            let accepted = rustix::net::accept_with(&*self.listener, SocketFlags::CLOEXEC);
+            let accepted = self.listener.accept();
             if self.stopped.load(Ordering::Acquire) {
                 return;
             }
             match accepted {
                 Ok(socket) => {
-                    if let Err(problem) = self.serve(socket) {
+                    if let Err(problem) = self.serve(&socket) {
                         tracing::warn!("a request to the holder failed: {problem}");
                     }
                 }
-                Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
+                Err(problem) if problem.kind() == io::ErrorKind::ConnectionAborted => {}
                 // Keep running: exiting would free all memory, and the store can retry.
                 Err(problem) => {
                     tracing::error!("the holder cannot accept a connection: {problem}");
@@ -139,8 +134,9 @@ impl HolderServer {
         }
     }
 
-    fn serve(&mut self, socket: OwnedFd) -> io::Result<()> {
-        let socket = HolderSocket::new(socket)?;
+    fn serve(&mut self, socket: &PacketSocket) -> io::Result<()> {
+        // The memory's descriptor gives full read and write access.
+        socket.check_user(false)?;
         let (request, fd) = match socket.receive() {
             Ok(received) => received,
             Err(problem) if problem.kind() == io::ErrorKind::InvalidData => {
@@ -253,16 +249,14 @@ impl Drop for HolderServer {
     }
 }
 
-fn listen(path: &Path) -> io::Result<OwnedFd> {
+fn listen(path: &Path) -> io::Result<PacketListener> {
     match std::fs::remove_file(path) {
         Err(problem) if problem.kind() != io::ErrorKind::NotFound => return Err(problem),
         _ => {}
     }
-    let socket = unix()?;
-    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    let listener = PacketListener::bind(&SocketAddrUnix::new(path)?)?;
     std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
-    rustix::net::listen(&socket, BACKLOG)?;
-    Ok(socket)
+    Ok(listener)
 }
 
 /// Whether an existing socket at `kept` satisfies a request for `requested`.
