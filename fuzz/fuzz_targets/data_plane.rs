@@ -14,7 +14,9 @@ use crc_fast::crc32_iscsi;
 use libfuzzer_sys::fuzz_target;
 use moongate_runtime::Supervisor;
 use moongate_transfer::TransferProtocol;
-use moongate_transfer::plane::{TransferHeader, TransferOperation, TransferStatus, trailer};
+use moongate_transfer::plane::{
+    MappingId, NO_CHECKSUM, TransferHeader, TransferOperation, TransferStatus, trailer,
+};
 use moongate_transfer::serve::{self, AddressRange, TransferServer, TransferServerOptions, TransferTarget};
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
@@ -87,9 +89,26 @@ impl TransferTarget for DataPlaneMemory {
         Ok(crc32_iscsi(&bytes))
     }
 
+    fn admit_mapped(&self, _: AddressRange, mapping: MappingId) -> bool {
+        mapping == mapped(true)
+    }
+
+    fn receive_mapped(
+        &self,
+        _: AddressRange,
+        wait: &mut dyn FnMut() -> io::Result<Option<u32>>,
+    ) -> io::Result<bool> {
+        wait().map(|_| true)
+    }
+
     fn checksum(&self, _: AddressRange) -> Option<u32> {
         None
     }
+}
+
+/// The id of the node's memory, or of another one.
+fn mapped(is_current: bool) -> MappingId {
+    MappingId::new(if is_current { 0x00c0_ffee } else { 0x00be_ef00 })
 }
 
 struct DataPlaneNode {
@@ -129,6 +148,9 @@ struct DataPlaneModel {
 impl DataPlaneModel {
     fn request(&mut self, header: TransferHeader, body: &[u8], is_damaged: bool) {
         self.sent.extend(header.encode());
+        if let TransferProtocol::Mapped(id) = header.protocol {
+            return self.mapped_request(header, id);
+        }
         let is_checked = header.protocol == TransferProtocol::Checked;
         let crc = crc32_iscsi(body) ^ u32::from(is_damaged);
         if header.operation == TransferOperation::Write {
@@ -167,6 +189,26 @@ impl DataPlaneModel {
         }
     }
 
+    /// A request whose body the peer copies itself, which it does not do here.
+    fn mapped_request(&mut self, header: TransferHeader, id: MappingId) {
+        let is_write = header.operation == TransferOperation::Write;
+        self.sent.extend(is_write.then_some(NO_CHECKSUM).into_iter().flatten());
+        if self.has_ended {
+            return;
+        }
+        let start = header.address.wrapping_sub(BASE) as usize;
+        let is_outside = header.size == 0 || header.address < BASE || start + header.size as usize > SIZE;
+        if is_outside || id != mapped(true) {
+            self.responses.extend(TransferStatus::Rejected.encode());
+            self.has_ended = true;
+        } else if is_write {
+            self.responses.extend(TransferStatus::OkWithoutReceipt.encode());
+        } else {
+            self.responses.extend(TransferStatus::Ok.encode());
+            self.responses.extend(NO_CHECKSUM);
+        }
+    }
+
     /// Bytes that are not a request.
     fn garbage(&mut self, bytes: &[u8]) {
         let mut header = [0x55; 24];
@@ -179,8 +221,13 @@ impl DataPlaneModel {
         let mut model = Self { memory: vec![0; SIZE], ..Self::default() };
         while let [step, low, high, size, rest @ ..] = steps {
             let operation = if step & 1 == 0 { TransferOperation::Read } else { TransferOperation::Write };
-            let protocol = [TransferProtocol::V1, TransferProtocol::V2, TransferProtocol::Checked]
-                [usize::from(step / 2) % 3];
+            let protocol = [
+                TransferProtocol::V1,
+                TransferProtocol::V2,
+                TransferProtocol::Checked,
+                TransferProtocol::Mapped(mapped(true)),
+                TransferProtocol::Mapped(mapped(false)),
+            ][usize::from(step / 2) % 5];
             let count =
                 if operation == TransferOperation::Write { usize::from(*size).min(rest.len()) } else { 0 };
             let (body, rest) = rest.split_at(count);

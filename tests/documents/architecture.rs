@@ -150,7 +150,11 @@ const TABLE: &[(&str, &str, &[&str])] = &[
         ],
     ),
     ("kvstore/tier", "moongate-tier", &["moongate-memory"]),
-    ("kvstore/transfer", "moongate-transfer", &["mooncake-wire", "moongate-runtime", "moongate-testkit"]),
+    (
+        "kvstore/transfer",
+        "moongate-transfer",
+        &["moongate-memory", "mooncake-wire", "moongate-runtime", "moongate-testkit"],
+    ),
     ("kvstore/wire", "mooncake-wire", &[]),
     (
         "loadtest",

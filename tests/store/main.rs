@@ -41,6 +41,7 @@ mod nodes;
 mod quotas;
 mod return_hints;
 mod shards;
+mod shared_memory;
 mod soak;
 mod upgrade;
 mod upgrade_hooks;

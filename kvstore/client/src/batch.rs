@@ -137,7 +137,7 @@ impl KvClient {
         let mut open = InFlightPuts::new(self, mode, open.collect(), locks.into_iter().flatten().collect());
         let writes = objects.iter().zip(starts).map(|((key, ranges), start)| async move {
             match start {
-                Ok(replicas) => self.write(key, &replicas, ranges).await,
+                Ok(replicas) => self.write(key, &replicas, ranges, false).await,
                 Err(error) => Err(error),
             }
         });

@@ -32,6 +32,7 @@ mod peer;
 mod rdma;
 mod read;
 mod remove;
+mod shared_memory;
 mod slice_transfer;
 mod slices;
 mod write;

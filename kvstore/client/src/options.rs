@@ -7,7 +7,7 @@ use std::time::Duration;
 use mooncake_wire::types::{DataType, ReplicateConfig, SoftPin as WireSoftPin, SoftPinAction};
 use moongate_master_client::rpc::{self, StoreCredentials};
 use moongate_runtime::BackoffPolicy;
-use moongate_transfer::{MetadataSource, TransferLimits, TransferProtocol};
+use moongate_transfer::{MetadataSource, SharedMappings, TransferLimits, TransferProtocol};
 
 use crate::locality::Locality;
 
@@ -39,6 +39,9 @@ pub struct KvClientOptions {
     pub largest_object: u64,
     /// Newest protocol version to use with nodes' data ports.
     pub newest_protocol: TransferProtocol,
+    /// Memory of nodes on this host that is mapped, so that objects are copied in one step. Clones share it. With `None`, objects of all
+    /// nodes go through sockets.
+    pub shared_memory: Option<SharedMappings>,
     /// Time limits and busy polling of transfers.
     pub transfers: TransferLimits,
     /// RDMA devices by name, for transfers with nodes that have RDMA; all devices of the machine if empty.
@@ -75,6 +78,7 @@ impl Default for KvClientOptions {
             allocation_attempts: 6,
             largest_object: 4 << 30,
             newest_protocol: TransferProtocol::Checked,
+            shared_memory: Some(SharedMappings::default()),
             transfers: TransferLimits { busy_poll: BUSY_POLL, ..TransferLimits::default() },
             rdma_devices: Vec::new(),
             checksums: true,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use moongate_transfer::{
-    DescriptorDirectory, DirectoryError, SegmentDescriptor, TransferConnection, TransferError,
+    DescriptorDirectory, DirectoryError, SegmentDescriptor, SharedMapping, TransferConnection, TransferError,
     TransferProtocol,
 };
 use parking_lot::Mutex;
@@ -15,6 +15,7 @@ use tokio::sync::Semaphore;
 use crate::error::{NodeError, NodeLookupError};
 use crate::options::KvClientOptions;
 use crate::rdma::{RdmaDialError, RdmaDialer};
+use crate::shared_memory::{NodeMappings, RangeMapping};
 use crate::slice_transfer::{PooledConnection, SliceTransfer};
 
 /// Maximum number of cached nodes. When it is reached, idle ones are dropped.
@@ -50,6 +51,7 @@ pub(crate) struct PeerNode {
 struct PeerState {
     idle: Vec<PooledConnection>,
     data_endpoint: Option<Arc<DataEndpoint>>,
+    mappings: NodeMappings,
     failed: Option<Instant>,
     /// Whether the fallback to TCP was logged: several connections may fail for the same reason.
     rdma_fallback_logged: bool,
@@ -140,18 +142,20 @@ impl PeerTable {
         // An idle connection may have broken unnoticed. In that case a new one shows whether the node is reachable.
         if let Some(mut connection) = peer.idle_connection() {
             self.attach_capability(peer, &mut connection, address, what);
-            match what.run(&mut connection, address).await {
+            let mapping = self.mapping(peer, address, what.len() as u64).await;
+            match what.run(&mut connection, mapping.as_deref(), address).await {
                 Ok(()) => {
                     peer.return_connection(connection);
                     return Ok(());
                 }
-                Err(error) if connection.is_outdated(&error) => peer.reset(),
+                Err(error) if connection.is_outdated(&error) || mapping.is_some() => peer.reset(),
                 Err(source) => return Err(peer.error(source)),
             }
         }
         let mut connection = self.open(peer).await?;
         self.attach_capability(peer, &mut connection, address, what);
-        what.run(&mut connection, address).await.map_err(|source| peer.error(source))?;
+        // Not through mapped memory, which may be why the first attempt failed.
+        what.run(&mut connection, None, address).await.map_err(|source| peer.error(source))?;
         peer.return_connection(connection);
         Ok(())
     }
@@ -191,8 +195,14 @@ impl PeerTable {
             Err(error) => peer.warn_rdma_fallback(&error),
         }
         let place = Arc::new(self.data_endpoint(peer, &descriptor)?);
+        let can_map = self.options.shared_memory.is_some() && place.protocol == TransferProtocol::Checked;
+        let shared = descriptor.moongate_shared_memory.clone().filter(|_| can_map);
         // Cached until a connection to it fails.
-        peer.state.lock().data_endpoint = Some(Arc::clone(&place));
+        {
+            let mut state = peer.state.lock();
+            state.data_endpoint = Some(Arc::clone(&place));
+            state.mappings = NodeMappings::none(shared);
+        }
         self.open_at(peer, &place).await
     }
 
@@ -207,6 +217,28 @@ impl PeerTable {
             peer.reset();
             peer.error(source)
         })
+    }
+
+    /// The mapping of a range of the node's memory, if it can be had.
+    async fn mapping(&self, peer: &PeerNode, address: u64, size: u64) -> Option<Arc<SharedMapping>> {
+        let mappings = self.options.shared_memory.clone()?;
+        let place = match peer.state.lock().mappings.find(address, size) {
+            RangeMapping::Mapped(mapping) => return Some(mapping),
+            RangeMapping::Request(place) => place,
+            RangeMapping::NotShared => return None,
+        };
+        let requested = tokio::task::spawn_blocking(move || mappings.get(&place, address)).await;
+        let mapping = match requested {
+            Ok(Ok(mapping)) => Some(mapping),
+            Ok(Err(error)) => {
+                tracing::debug!(node = %peer.endpoint, "objects are copied through sockets: {error}");
+                None
+            }
+            // The runtime shuts down.
+            Err(_) => None,
+        };
+        peer.state.lock().mappings.requested(mapping.clone());
+        mapping.and_then(|mapping| mapping.upgrade()).filter(|mapping| mapping.contains(address, size))
     }
 
     /// Extracts the data port from the node's descriptor.
@@ -272,6 +304,7 @@ impl PeerNode {
         let mut state = self.state.lock();
         state.idle.clear();
         state.data_endpoint = None;
+        state.mappings = NodeMappings::default();
     }
 
     fn warn_rdma_fallback(&self, error: &RdmaDialError) {

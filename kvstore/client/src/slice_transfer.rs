@@ -1,7 +1,7 @@
 //! The transfer of one slice of an object over one connection.
 
 use mooncake_wire::capability::AccessRights;
-use moongate_transfer::{TransferConnection, TransferError, TransferProtocol};
+use moongate_transfer::{SharedMapping, TransferConnection, TransferError, TransferProtocol};
 
 use crate::checksum::RunningChecksum;
 
@@ -13,34 +13,62 @@ pub(crate) enum SliceTransfer<'a, 'b> {
         /// Whether the caller waits only for this transfer.
         may_busy_poll: bool,
     },
-    Write(&'a [&'b [u8]]),
+    Write {
+        from: &'a [&'b [u8]],
+        /// As for a read. Used only if the node has no body to receive, so that it responds at once.
+        may_busy_poll: bool,
+    },
 }
 
 impl SliceTransfer<'_, '_> {
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Read { into, .. } => into.iter().map(|range| range.len()).sum(),
-            Self::Write(from) => from.iter().map(|range| range.len()).sum(),
+            Self::Write { from, .. } => from.iter().map(|range| range.len()).sum(),
         }
     }
 
     pub(crate) fn rights(&self) -> AccessRights {
         match self {
             Self::Read { .. } => AccessRights::Read,
-            Self::Write(_) => AccessRights::Write,
+            Self::Write { .. } => AccessRights::Write,
         }
     }
 
+    /// Runs it over a connection, or through `mapping`, which has the whole range, and a connection to its node.
     pub(crate) async fn run(
         &mut self,
         connection: &mut PooledConnection,
+        mapping: Option<&SharedMapping>,
         address: u64,
     ) -> Result<(), TransferError> {
+        if let (PooledConnection::Tcp(connection), Some(mapping)) = (&mut *connection, mapping) {
+            return self.run_mapped(connection, mapping, address).await;
+        }
         match self {
             Self::Read { into, sum, may_busy_poll } => {
                 connection.read(address, into, sum, *may_busy_poll).await
             }
-            Self::Write(from) => connection.write(address, from).await,
+            Self::Write { from, .. } => connection.write(address, from).await,
+        }
+    }
+
+    async fn run_mapped(
+        &mut self,
+        connection: &mut TransferConnection,
+        mapping: &SharedMapping,
+        address: u64,
+    ) -> Result<(), TransferError> {
+        match self {
+            Self::Read { into, sum, may_busy_poll } => {
+                sum.restart();
+                connection.set_busy_poll(*may_busy_poll);
+                connection.read_mapped(mapping, address, into, |bytes| sum.add(bytes)).await
+            }
+            Self::Write { from, may_busy_poll } => {
+                connection.set_busy_poll(*may_busy_poll);
+                connection.write_mapped(mapping, address, from).await
+            }
         }
     }
 }

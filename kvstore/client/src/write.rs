@@ -109,7 +109,7 @@ impl KvClient {
                 replicas => replicas?,
             };
             let open = InFlightPuts::new(self, mode, vec![key], vec![lock.clone()]);
-            let error = match self.write(key, &replicas, ranges).await {
+            let error = match self.write(key, &replicas, ranges, true).await {
                 Ok(()) => {
                     open.commit();
                     self.end(mode, key, self.checksum(ranges)).await?;
@@ -156,12 +156,13 @@ impl KvClient {
         Err(KvError::NoRoom { key: key.to_owned(), size })
     }
 
-    /// Writes all replicas concurrently. Returns only after every write has ended.
+    /// Writes all replicas concurrently. Returns only after every write has ended. `may_busy_poll` if the caller waits for nothing else.
     pub(crate) async fn write(
         &self,
         key: &str,
         replicas: &[ReplicaDescriptor<String>],
         ranges: &[&[u8]],
+        may_busy_poll: bool,
     ) -> Result<(), KvError> {
         let size = ranges.iter().map(|range| range.len()).sum();
         let slice = slice_length(size, self.shared.options.slice_bytes);
@@ -171,12 +172,12 @@ impl KvClient {
         }
         let written = match &targets[..] {
             [] => return Err(no_replica(key, "none at all")),
-            [target] if size <= slice => self.write_slice(target, 0, ranges).await,
+            [target] if size <= slice => self.write_slice(target, 0, ranges, may_busy_poll).await,
             targets => {
                 let slices = cut(ranges.iter().copied(), slice);
                 let writes = targets.iter().flat_map(|target| {
                     let slices = slices.iter().enumerate();
-                    slices.map(move |(index, part)| self.write_slice(target, index * slice, part))
+                    slices.map(move |(index, part)| self.write_slice(target, index * slice, part, false))
                 });
                 join_all(writes).await.into_iter().collect()
             }
@@ -188,10 +189,11 @@ impl KvClient {
         &self,
         target: &ReplicaSource,
         offset: usize,
-        part: &[&[u8]],
+        from: &[&[u8]],
+        may_busy_poll: bool,
     ) -> Result<(), NodeError> {
         let address = target.address.saturating_add(offset as u64);
-        self.shared.peers.transfer(&target.peer, address, SliceTransfer::Write(part)).await
+        self.shared.peers.transfer(&target.peer, address, SliceTransfer::Write { from, may_busy_poll }).await
     }
 
     fn target(

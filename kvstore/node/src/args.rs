@@ -10,6 +10,9 @@ use moongate_runtime::{PeerTlsArgs, SecretString};
 use moongate_telemetry::LoggingArgs;
 use moongate_transfer::AllowedPeers;
 
+/// Maximum length in bytes of a socket's path in Linux.
+const MAX_SOCKET_PATH: usize = 107;
+
 /// Run a store node that contributes memory to a Mooncake store; replaces Mooncake's own store service.
 ///
 /// The segment size, the protocol and the master's address come from a JSON file or from the environment. Keys and
@@ -69,6 +72,16 @@ pub struct NodeArgs {
     /// Page size of the segment's memory
     #[arg(long, env = "MOONGATE_STORE_PAGES", value_enum, default_value_t = PageModeArg::Normal)]
     pub pages: PageModeArg,
+    /// Where programs on this host get the node's memory to map, which is faster than sockets: `auto` is a socket for programs of the same
+    /// user in the same network namespace, a path one for those that may open the file, `off` none. Never with TLS or RDMA
+    #[arg(
+        long,
+        alias = "shared_memory",
+        env = "MOONGATE_STORE_SHARED_MEMORY",
+        value_name = "SOCKET",
+        default_value = "auto"
+    )]
+    pub shared_memory: SharedMemoryArg,
     /// What a stop signal does with the segment: keep it for the next run, or unmount it from the store. Process memory is
     /// always unmounted
     #[arg(long, alias = "on_stop", env = "MOONGATE_STORE_ON_STOP", value_enum, default_value_t = OnStopAction::Keep)]
@@ -127,6 +140,35 @@ pub enum SegmentBackingArg {
     Folder(PathBuf),
 }
 
+/// Value of `--shared-memory`: the socket from which other processes get the node's memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SharedMemoryArg {
+    /// An abstract socket with a random name, for the node's user and the superuser.
+    Auto,
+    /// None: all transfers use TCP.
+    Off,
+    /// A socket file, with the permissions of its user and group.
+    Path(PathBuf),
+}
+
+/// The text is no place for a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("write auto, off or the absolute path of a socket, of at most 107 bytes")]
+pub struct SharedMemoryArgError;
+
+impl FromStr for SharedMemoryArg {
+    type Err = SharedMemoryArgError;
+
+    fn from_str(text: &str) -> Result<Self, SharedMemoryArgError> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "off" => Ok(Self::Off),
+            path if path.starts_with('/') && path.len() <= MAX_SOCKET_PATH => Ok(Self::Path(path.into())),
+            _ => Err(SharedMemoryArgError),
+        }
+    }
+}
+
 /// The text names no place for a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("write process, holder:SOCKET or folder:PATH")]
@@ -178,6 +220,16 @@ mod tests {
         assert_eq!(flags.define, ["local_hostname=a", "protocol=tcp"]);
         assert_eq!((flags.port, flags.max_wait_time), (8081, 5.0));
         assert_eq!(flags.memory, SegmentBackingArg::Process);
+    }
+
+    #[test]
+    fn shared_memory_is_parsed() {
+        assert_eq!("auto".parse(), Ok(SharedMemoryArg::Auto));
+        assert_eq!("off".parse(), Ok(SharedMemoryArg::Off));
+        assert_eq!("/run/m.sock".parse(), Ok(SharedMemoryArg::Path("/run/m.sock".into())));
+        for wrong in ["", "on", "m.sock", "@m", &format!("/{}", "m".repeat(MAX_SOCKET_PATH))] {
+            assert!(wrong.parse::<SharedMemoryArg>().is_err(), "{wrong}");
+        }
     }
 
     #[test]

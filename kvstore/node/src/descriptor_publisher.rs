@@ -8,6 +8,7 @@ use moongate_rdma::RdmaFabric;
 use moongate_runtime::PeerTls;
 use moongate_transfer::descriptor::RpcMeta;
 use moongate_transfer::handshake::TcpHandshakeHandler;
+use moongate_transfer::shared::SharedMemoryServer;
 use moongate_transfer::{DescriptorDirectory, DirectoryError, SegmentDescriptor};
 use tokio::time::Instant;
 
@@ -38,6 +39,14 @@ impl DescriptorPublisher {
         self.handshakes.descriptor.rcu(|old| SegmentDescriptor {
             buffers: membership.pool.buffers(&membership.endpoint),
             timestamp: timestamp(),
+            ..SegmentDescriptor::clone(old)
+        });
+    }
+
+    /// Adds the socket from which clients on this host get the memory. Call before the descriptor is published.
+    pub(crate) fn announce_shared_memory(&self, server: Option<&SharedMemoryServer>) {
+        self.handshakes.descriptor.rcu(|old| SegmentDescriptor {
+            moongate_shared_memory: server.map(|server| server.address().clone()),
             ..SegmentDescriptor::clone(old)
         });
     }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use moongate_master_client::rpc::RpcError;
 use moongate_memory::segment;
@@ -32,6 +33,9 @@ pub enum NodeStartError {
     NoPeers { address: IpAddr },
     #[error(transparent)]
     Bind(#[from] BindError),
+    /// The socket of `--shared-memory` cannot be opened.
+    #[error("cannot listen at {path} (--shared-memory): {source}", path = path.display())]
+    SharedMemory { path: PathBuf, source: io::Error },
     #[error("cannot open the segment's memory: {0}")]
     Memory(#[from] segment::SegmentError),
     /// The segment's identity cannot be written to its ledger.

@@ -113,9 +113,9 @@ fn write_transfers(writer: &mut MetricsWriter<'_>, node: &NodeMetrics) {
     );
     writer.counter_by(
         "moongate_store_transfers_by_protocol_total",
-        "Completed transfers by protocol version: Mooncake's two (`v1`, `v2`), and Moongate's with checksums (`checked`)",
+        "Completed transfers by protocol version: Mooncake's two (`v1`, `v2`), and Moongate's with checksums (`checked`) and through shared memory (`mapped`)",
         "protocol",
-        [("v1", counts.v1), ("v2", counts.v2), ("checked", counts.checked)],
+        [("v1", counts.v1), ("v2", counts.v2), ("checked", counts.checked), ("mapped", counts.mapped)],
     );
     writer.counter_by(
         "moongate_store_transfer_failures_total",

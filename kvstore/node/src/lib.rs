@@ -30,6 +30,7 @@ mod rest_response;
 mod scrub;
 mod segment_mounter;
 mod segment_pool;
+mod shared_memory;
 pub mod size;
 mod start_retry;
 mod tasks;

@@ -13,11 +13,12 @@ use moongate_store_client::{KvClient, KvClientOptions};
 use moongate_transfer::AllowedPeers;
 use moongate_transfer::handshake::{self, HandshakeLimits, HandshakeOptions};
 use moongate_transfer::serve::{self, TransferServer, TransferServerOptions};
+use moongate_transfer::shared::SharedMemoryServer;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::access::{ApiAccess, allowed_peers, open_tls};
-use crate::args::{NodeArgs, OnStopAction, SegmentBackingArg};
+use crate::args::{NodeArgs, OnStopAction, SegmentBackingArg, SharedMemoryArg};
 use crate::capabilities::CapabilityChecker;
 use crate::config::{NodeConfig, TCP_PROTOCOL};
 use crate::descriptor_publisher::{DescriptorPublisher, describe_node};
@@ -34,7 +35,7 @@ use crate::rest::RestApi;
 use crate::segment_mounter::SegmentMounter;
 use crate::segment_pool::{MountedSegment, SegmentPool};
 use crate::tasks::TaskWorker;
-use crate::{catalog_sync, drain_hooks, health, rdma, rest, scrub};
+use crate::{catalog_sync, drain_hooks, health, rdma, rest, scrub, shared_memory};
 
 /// Time limit for unregistering from master and metadata server.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(3);
@@ -50,6 +51,8 @@ pub struct RunningNode {
     drain_timeout: Duration,
     /// `None` if the node serves no HTTP.
     http: Option<SocketAddr>,
+    /// Open until the node stops.
+    _shared_memory: Option<SharedMemoryServer>,
 }
 
 /// Where a node serves HTTP.
@@ -95,7 +98,12 @@ async fn start_node(
     let deadline = Instant::now() + wait;
     let PreparedNode { tls, peers, host, listeners, disk, fabric, membership } =
         PreparedNode::open(&flags, &config, deadline, supervisor).await?;
+    // RDMA writes and capabilities bypass what mapped memory relies on.
+    let can_share = tls.is_none() && fabric.is_none();
+    let socket = if can_share { &flags.shared_memory } else { &SharedMemoryArg::Off };
+    let shared_memory = shared_memory::serve(socket, &membership.pool)?;
     let publisher = describe_node(&config, &host, &listeners, &membership, fabric.as_deref(), tls.as_ref())?;
+    publisher.announce_shared_memory(shared_memory.as_ref());
     let options = transfer_options(&flags, &peers, tls.as_ref(), membership.capabilities.clone());
     let endpoint = &membership.endpoint;
     let handler = rdma::handshake_handler(Arc::clone(&publisher.handshakes), fabric.clone(), endpoint);
@@ -164,6 +172,7 @@ async fn start_node(
         unmounts,
         drain_timeout,
         http,
+        _shared_memory: shared_memory,
     })
 }
 

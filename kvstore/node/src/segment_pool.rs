@@ -3,6 +3,7 @@
 mod target;
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
@@ -12,7 +13,9 @@ use moongate_memory::ledger::{LedgerWrite, LedgerWriteOutcome};
 use moongate_memory::{Ledger, MappedRegion, Scrubber, SegmentMemory};
 use moongate_rdma::RegisteredMemory;
 use moongate_transfer::SegmentBuffer;
+use moongate_transfer::plane::MappingId;
 use moongate_transfer::serve::AddressRange;
+use moongate_transfer::shared::{SharedMemory, SharedSegment};
 use parking_lot::Mutex;
 
 /// Maximum number of damaged ranges tracked per segment. Beyond it, the whole segment is unreadable until it is written again.
@@ -33,6 +36,8 @@ pub(crate) struct MountedSegment {
     /// Registration with RDMA devices, if it is served over RDMA too.
     registered: Option<RegisteredMemory>,
     ledger: Arc<Ledger>,
+    /// The memory for processes of this host to map, if they can.
+    shared: Option<(MappingId, Arc<OwnedFd>)>,
     /// Whether only ranges in the ledger are readable, because an earlier process may have ended during a write.
     needs_record: bool,
     /// Whether peers write over RDMA, of which the ledger has no record.
@@ -67,6 +72,7 @@ impl MountedSegment {
             region: segment.region,
             registered: None,
             ledger: segment.ledger,
+            shared: segment.fd.map(|fd| (MappingId::new(fastrand::u64(..)), Arc::new(fd))),
             needs_record: segment.is_restored && !has_direct_writes,
             has_direct_writes,
             is_persistent,
@@ -315,6 +321,14 @@ impl SegmentPool {
     fn find_or_not_found(&self, span: AddressRange) -> io::Result<(Arc<MountedSegment>, u64)> {
         // The segment may have been unmounted since the transfer started.
         self.find(span).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}
+
+impl SharedMemory for SegmentPool {
+    fn shared_segment(&self, address: u64) -> Option<SharedSegment> {
+        let (segment, _) = self.find(AddressRange { start: address, size: 1 })?;
+        let (id, fd) = segment.shared.as_ref()?;
+        Some(SharedSegment { id: *id, base: segment.base, size: segment.size, fd: Arc::clone(fd) })
     }
 }
 

@@ -14,6 +14,8 @@ const DEFAULT_SEGMENT: &str = "16777216";
 /// Seconds that `setup` waits for the master, unless the variable says otherwise: engines treat a failed `setup` as final.
 const MASTER_WAIT: &str = "5";
 const MASTER_WAIT_VARIABLE: &str = "MOONGATE_STORE_MAX_WAIT_TIME";
+/// `off` copies all objects through sockets. It is also a variable of the node, which shares its memory unless it is `off`.
+const SHARED_MEMORY_VARIABLE: &str = "MOONGATE_STORE_SHARED_MEMORY";
 /// Transfer protocols that `setup` accepts.
 const PROTOCOLS: [&str; 2] = ["tcp", "rdma"];
 
@@ -115,6 +117,9 @@ impl StoreSettings {
             allocation_attempts: 1,
             ..KvClientOptions::default()
         };
+        if std::env::var_os(SHARED_MEMORY_VARIABLE).is_some_and(|value| value == "off") {
+            options.shared_memory = None;
+        }
         options.master.connections = 1;
         options
     }

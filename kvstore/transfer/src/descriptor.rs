@@ -70,6 +70,18 @@ pub struct SegmentDescriptor {
     /// Version of Moongate's extensions that the node supports: 1 adds checksums. Mooncake ignores this member.
     #[serde(skip_serializing_if = "is_zero")]
     pub moongate: u32,
+    /// Where clients on the node's host get its memory to map. A Moongate extension, which Mooncake ignores.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub moongate_shared_memory: Option<SharedMemoryAddress>,
+}
+
+/// The UNIX socket from which clients on a node's host get its memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedMemoryAddress {
+    /// Path of the socket, or `@` and its abstract name.
+    pub socket: String,
+    /// Random id of the node's process: other hosts have sockets of this name, too.
+    pub process: String,
 }
 
 fn first_version() -> u32 {

@@ -201,7 +201,15 @@ impl TransferConnection {
         let ranges = [head].into_iter().chain(body.iter().copied()).chain([trailer]);
         let mut ranges: Vec<IoSlice<'_>> =
             ranges.filter(|range| !range.is_empty()).map(IoSlice::new).collect();
-        let mut unsent = &mut ranges[..];
+        self.send_ranges(&mut ranges).await
+    }
+
+    pub(crate) async fn send_bytes(&mut self, bytes: &[u8]) -> Result<(), TransferError> {
+        self.send_ranges(&mut [IoSlice::new(bytes)]).await
+    }
+
+    async fn send_ranges(&mut self, ranges: &mut [IoSlice<'_>]) -> Result<(), TransferError> {
+        let mut unsent = ranges;
         while !unsent.is_empty() {
             let next = &unsent[..unsent.len().min(RANGES_PER_CALL)];
             let written = timed(self.limits.stall, self.channel.write_vectored(next)).await;
@@ -269,7 +277,7 @@ impl TransferConnection {
         Ok(())
     }
 
-    async fn fill(&mut self, into: &mut [u8]) -> Result<(), TransferError> {
+    pub(crate) async fn fill(&mut self, into: &mut [u8]) -> Result<(), TransferError> {
         let mut filled = 0;
         while filled < into.len() {
             filled += self.receive_some(&mut into[filled..]).await?;
@@ -297,18 +305,27 @@ impl TransferConnection {
         self.poller.poll(|| try_receive(stream, into))
     }
 
-    async fn status(&mut self, start: u64, size: u64) -> Result<(), TransferError> {
+    pub(crate) async fn status(&mut self, start: u64, size: u64) -> Result<(), TransferError> {
+        match self.receive_status(start, size).await? {
+            TransferStatus::Ok => Ok(()),
+            other => Err(self.unexpected(other)),
+        }
+    }
+
+    /// Receives the status of a request that was not rejected.
+    pub(crate) async fn receive_status(
+        &mut self,
+        start: u64,
+        size: u64,
+    ) -> Result<TransferStatus, TransferError> {
         let mut status = [0; STATUS];
         let filled = self.fill(&mut status).await;
-        let broken =
-            |source: BrokenConnectionError| TransferError::Broken { address: self.address.clone(), source };
         // A TLS alert is shorter than a status, so check for it before `filled`.
         if self.channel.plain().is_some() && is_tls_alert(&status) {
-            return Err(broken(BrokenConnectionError::TlsRequired));
+            return Err(self.broken(BrokenConnectionError::TlsRequired));
         }
         filled?;
         match TransferStatus::decode(status) {
-            Ok(TransferStatus::Ok) => Ok(()),
             Ok(TransferStatus::Rejected) => {
                 Err(TransferError::Rejected { address: self.address.clone(), start, size })
             }
@@ -316,20 +333,30 @@ impl TransferConnection {
             Ok(TransferStatus::Refused(refusal)) => {
                 Err(TransferError::Refused { address: self.address.clone(), start, size, refusal })
             }
-            Ok(TransferStatus::Other(code)) => Err(broken(BrokenConnectionError::UnknownStatus(code))),
-            Err(error) => Err(broken(error.into())),
+            Ok(status @ (TransferStatus::Ok | TransferStatus::OkWithoutReceipt)) => Ok(status),
+            Ok(other @ TransferStatus::Other(_)) => Err(self.unexpected(other)),
+            Err(error) => Err(self.broken(error.into())),
         }
+    }
+
+    fn broken(&self, source: BrokenConnectionError) -> TransferError {
+        TransferError::Broken { address: self.address.clone(), source }
+    }
+
+    /// A status that the protocol does not have at this place.
+    pub(crate) fn unexpected(&self, status: TransferStatus) -> TransferError {
+        self.broken(BrokenConnectionError::UnknownStatus(status.code()))
     }
 
     fn not_granted(&self, start: u64, size: u64) -> TransferError {
         TransferError::NotGranted { address: self.address.clone(), start, size }
     }
 
-    fn damaged(&self, start: u64, size: u64) -> TransferError {
+    pub(crate) fn damaged(&self, start: u64, size: u64) -> TransferError {
         TransferError::Checksum { address: self.address.clone(), start, size }
     }
 
-    fn failed(&self, error: io::Error) -> TransferError {
+    pub(crate) fn failed(&self, error: io::Error) -> TransferError {
         let address = self.address.clone();
         match error.kind() {
             io::ErrorKind::TimedOut => TransferError::TimedOut { address, limit: self.limits.stall },

@@ -6,6 +6,7 @@
 //! - [`plane`]: the wire format of the data plane.
 //! - [`dial`]: client of the data plane.
 //! - [`serve`]: server of the data plane.
+//! - [`shared`]: memory that a node and clients on its host have in common.
 
 mod allowed_peers;
 mod channel;
@@ -18,9 +19,10 @@ pub mod handshake;
 mod limits;
 pub mod plane;
 pub mod serve;
+pub mod shared;
 
 pub use allowed_peers::{AllowedPeers, AllowedPeersError};
-pub use descriptor::{DeviceDescriptor, SegmentBuffer, SegmentDescriptor};
+pub use descriptor::{DeviceDescriptor, SegmentBuffer, SegmentDescriptor, SharedMemoryAddress};
 pub use dial::TransferConnection;
 pub use directory::{
     DescriptorDirectory, DirectoryError, HandshakeError, MetadataServerError, MetadataSource,
@@ -29,3 +31,4 @@ pub use directory::{
 pub use error::{BrokenConnectionError, TransferConnectError, TransferError};
 pub use limits::TransferLimits;
 pub use plane::TransferProtocol;
+pub use shared::{SharedMapping, SharedMappings};

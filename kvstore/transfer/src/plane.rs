@@ -1,16 +1,21 @@
 //! Wire format of the data plane.
 //!
-//! A request starts with a header of 24 bytes (little-endian): size, address, operation, seven bytes of padding.
+//! A request starts with a header of 24 bytes (little-endian): size, address, operation, and seven bytes that only the mapped protocol uses.
 //!
 //! | protocol | WRITE | READ |
 //! |---|---|---|
 //! | v1 | header, body; no response | header → body |
 //! | v2 | header, body → status | header → status, body |
 //! | checked | header, body, checksum → status | header → status, body, checksum |
+//! | mapped | header → status; checksum → status | header → status, checksum |
 //!
 //! A status is eight bytes: a four-byte code and the four bytes `VTCM`. V1 has no status: it reports a rejection by closing the connection.
 //! The checked protocol is Moongate's extension, used between nodes and clients that announce it in their descriptors. Its checksum is the
 //! body's CRC-32C in four bytes, followed by four zero bytes.
+//!
+//! The mapped protocol is for a client on the same host that has mapped the node's memory ([`crate::shared`]): it copies the body itself,
+//! after the first status. Its header ends with the id of the mapping. The checksum of a read is the one recorded at write time, that of a
+//! write may be missing (then all of its bytes are set), and the second status follows only if the first is `Ok`, not `OkWithoutReceipt`.
 //!
 //! TLS is a Moongate extension too. Over TLS only the checked protocol is allowed, each header is followed by the transfer's
 //! [capability](mooncake_wire::capability), and rejections have their own status codes.
@@ -25,8 +30,14 @@ pub const STATUS: usize = 8;
 const MARK: u32 = 0x4d43_5456;
 /// Operation flag of v2 and of the checked protocol.
 const V2: u8 = 0x80;
-/// Operation flag of the checked protocol.
+/// Operation flag of the checked and the mapped protocol.
 const CHECKED: u8 = 0x40;
+/// Operation flag of the mapped protocol.
+const MAPPED: u8 = 0x20;
+/// The place of a mapping's id in a header.
+const MAPPING: std::ops::Range<usize> = 17..HEADER;
+/// A missing checksum.
+pub const NO_CHECKSUM: [u8; STATUS] = [0xff; STATUS];
 /// Status code of the first [`CapabilityError`]; the others follow.
 const REFUSED: u32 = 16;
 const READ: u8 = 0;
@@ -41,6 +52,27 @@ pub enum TransferProtocol {
     V2,
     /// V2 with checksums, between Moongate's own nodes and clients.
     Checked,
+    /// Requests without bodies, from a client that has mapped the memory.
+    Mapped(MappingId),
+}
+
+/// Id of a segment's memory in a node process, sent with each transfer through it, so that a mapping of other memory is never used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(transparent)]
+pub struct MappingId(u64);
+
+impl std::fmt::Display for MappingId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:014x}", self.0)
+    }
+}
+
+impl MappingId {
+    /// The id with the lower 56 bits of this number.
+    #[must_use]
+    pub fn new(number: u64) -> Self {
+        Self(number & (u64::MAX >> 8))
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -76,6 +108,7 @@ impl TransferHeader {
             TransferProtocol::V1 => 0,
             TransferProtocol::V2 => V2,
             TransferProtocol::Checked => V2 | CHECKED,
+            TransferProtocol::Mapped(_) => V2 | CHECKED | MAPPED,
         };
         let operation = match self.operation {
             TransferOperation::Read => READ,
@@ -87,6 +120,9 @@ impl TransferHeader {
         address.copy_from_slice(&self.address.to_le_bytes());
         if let [first, ..] = rest {
             *first = protocol | operation;
+        }
+        if let TransferProtocol::Mapped(MappingId(id)) = self.protocol {
+            bytes[MAPPING].copy_from_slice(&id.to_le_bytes()[..MAPPING.len()]);
         }
         bytes
     }
@@ -102,13 +138,17 @@ impl TransferHeader {
             u64::from_le_bytes(number)
         };
         let code = bytes[16];
-        let protocol = match code & (V2 | CHECKED) {
+        const CHECKED_V2: u8 = V2 | CHECKED;
+        const MAPPED_V2: u8 = V2 | CHECKED | MAPPED;
+        let protocol = match code & MAPPED_V2 {
             0 => TransferProtocol::V1,
             V2 => TransferProtocol::V2,
-            CHECKED => return Err(UnknownOperationError(code)),
-            _ => TransferProtocol::Checked,
+            CHECKED_V2 => TransferProtocol::Checked,
+            // The id, below the operation.
+            MAPPED_V2 => TransferProtocol::Mapped(MappingId::new(number(16) >> 8)),
+            _ => return Err(UnknownOperationError(code)),
         };
-        let operation = match code & !(V2 | CHECKED) {
+        let operation = match code & !MAPPED_V2 {
             READ => TransferOperation::Read,
             WRITE => TransferOperation::Write,
             _ => return Err(UnknownOperationError(code)),
@@ -125,6 +165,8 @@ pub enum TransferStatus {
     Rejected,
     /// Moongate: the body does not match its checksum.
     Damaged,
+    /// Moongate: as `Ok`, for a write through mapped memory that gets no second status.
+    OkWithoutReceipt,
     /// Moongate: the capability does not allow the transfer. The server closes the connection.
     Refused(CapabilityError),
     /// A code that no known release sends.
@@ -140,14 +182,19 @@ impl TransferStatus {
     /// Encodes the status for the wire.
     #[must_use]
     pub fn encode(self) -> [u8; STATUS] {
-        let code = match self {
+        (u64::from(MARK) << 32 | u64::from(self.code())).to_le_bytes()
+    }
+
+    /// The code of the status on the wire.
+    pub(crate) fn code(self) -> u32 {
+        match self {
             Self::Ok => 0,
             Self::Rejected => 1,
             Self::Damaged => 2,
+            Self::OkWithoutReceipt => 3,
             Self::Refused(refusal) => refusal_code(refusal),
             Self::Other(code) => code,
-        };
-        (u64::from(MARK) << 32 | u64::from(code)).to_le_bytes()
+        }
     }
 
     /// Parses a status frame.
@@ -164,6 +211,7 @@ impl TransferStatus {
             0 => Self::Ok,
             1 => Self::Rejected,
             2 => Self::Damaged,
+            3 => Self::OkWithoutReceipt,
             code => match CapabilityError::ALL.into_iter().find(|refusal| refusal_code(*refusal) == code) {
                 Some(refusal) => Self::Refused(refusal),
                 None => Self::Other(code),
@@ -224,7 +272,8 @@ mod tests {
         let protocol = prop_oneof![
             Just(TransferProtocol::V1),
             Just(TransferProtocol::V2),
-            Just(TransferProtocol::Checked)
+            Just(TransferProtocol::Checked),
+            any::<u64>().prop_map(|id| TransferProtocol::Mapped(MappingId::new(id))),
         ];
         (any::<u64>(), any::<u64>(), operation, protocol).prop_map(|(size, address, operation, protocol)| {
             TransferHeader { size, address, operation, protocol }
@@ -235,7 +284,9 @@ mod tests {
         #[test]
         fn headers_survive_the_round_trip(header in header(), padding: [u8; 7]) {
             let mut bytes = header.encode();
-            bytes[17..].copy_from_slice(&padding);
+            if !matches!(header.protocol, TransferProtocol::Mapped(_)) {
+                bytes[MAPPING].copy_from_slice(&padding);
+            }
             prop_assert_eq!(TransferHeader::decode(&bytes), Ok(header));
         }
 
@@ -252,6 +303,7 @@ mod tests {
             prop_assert_eq!(TransferStatus::decode(TransferStatus::decode(TransferStatus::Other(code).encode()).unwrap().encode()),
                 TransferStatus::decode(TransferStatus::Other(code).encode()));
             prop_assert_eq!(checksum(trailer(code)), Some(code));
+            prop_assert_eq!(checksum(NO_CHECKSUM), None);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::io::{self, Read, Write};
 
+use moongate_transfer::plane::MappingId;
 use moongate_transfer::serve::{AddressRange, DataSocket, TransferTarget};
 
 use super::SegmentPool;
@@ -104,6 +105,36 @@ impl TransferTarget for SegmentPool {
             done += part.len() as u64;
         }
         Ok(crc)
+    }
+
+    fn admit_mapped(&self, span: AddressRange, mapping: MappingId) -> bool {
+        let Some((segment, offset)) = self.find(span) else { return false };
+        // The pages are allocated here, so that they belong to the node's container and not to that of its client.
+        segment.shared.as_ref().is_some_and(|(id, _)| *id == mapping)
+            && segment.region.populate(offset, span.size).is_ok()
+    }
+
+    fn needs_mapped_checksum(&self, span: AddressRange) -> bool {
+        self.find(span).is_some_and(|(segment, _)| segment.needs_checksums())
+    }
+
+    fn receive_mapped(
+        &self,
+        span: AddressRange,
+        wait: &mut dyn FnMut() -> io::Result<Option<u32>>,
+    ) -> io::Result<bool> {
+        let (segment, offset) = self.find_or_not_found(span)?;
+        let writing = segment.ledger.begin(offset, span.size)?;
+        segment.clear_damage(offset, span.size);
+        let is_intact = match wait()? {
+            Some(crc) => segment.record(writing, crc),
+            None => writing.end_unrecorded(),
+        };
+        if !is_intact {
+            // The peer may have reported its object as complete already.
+            segment.mark_damaged(offset, span.size);
+        }
+        Ok(is_intact)
     }
 
     fn checksum(&self, span: AddressRange) -> Option<u32> {

@@ -189,14 +189,17 @@ impl PlainConnection {
         let range = AddressRange { start: header.address, size: header.size };
         let slow = Duration::from_secs(range.size / self.options().slowest.max(1));
         self.guard.busy_for(self.options().stall + slow);
-        if let Err(reason) = self.admit(header.operation, range) {
+        if let Err(reason) = self.admit(&header, range) {
             if header.protocol != TransferProtocol::V1 {
                 self.reject();
             }
             return Err(reason);
         }
+        let is_mapped = matches!(header.protocol, TransferProtocol::Mapped(_));
         let moved = match header.operation {
+            TransferOperation::Read if is_mapped => self.read_mapped(range),
             TransferOperation::Read => self.read(range, header.protocol),
+            TransferOperation::Write if is_mapped => self.write_mapped(range),
             TransferOperation::Write => self.write(range, header.protocol),
         };
         drop(write);
@@ -206,11 +209,19 @@ impl PlainConnection {
         Ok(())
     }
 
-    fn admit(&self, operation: TransferOperation, range: AddressRange) -> Result<(), PlainCloseReason> {
-        if operation == TransferOperation::Read {
+    fn admit(&self, header: &TransferHeader, range: AddressRange) -> Result<(), PlainCloseReason> {
+        if header.operation == TransferOperation::Read {
             self.order(range)?;
         }
-        if self.is_allowed(operation, range) { Ok(()) } else { Err(PlainCloseReason::Rejected(range)) }
+        let is_admitted = |protocol| match protocol {
+            TransferProtocol::Mapped(mapping) => self.target().admit_mapped(range, mapping),
+            TransferProtocol::V1 | TransferProtocol::V2 | TransferProtocol::Checked => true,
+        };
+        if self.is_allowed(header.operation, range) && is_admitted(header.protocol) {
+            Ok(())
+        } else {
+            Err(PlainCloseReason::Rejected(range))
+        }
     }
 
     /// Waits for the writes that arrived before a read.
@@ -288,6 +299,34 @@ impl PlainConnection {
             _ if intact => (&*self.stream).write_all(&TransferStatus::Ok.encode()),
             _ => (&*self.stream).write_all(&TransferStatus::Damaged.encode()),
         }
+    }
+
+    /// Serves a read of a peer that has mapped the range.
+    fn read_mapped(&self, range: AddressRange) -> io::Result<()> {
+        let mut response = [0; 2 * STATUS];
+        response[..STATUS].copy_from_slice(&TransferStatus::Ok.encode());
+        let recorded = self.target().checksum(range).map(plane::trailer);
+        response[STATUS..].copy_from_slice(&recorded.unwrap_or(plane::NO_CHECKSUM));
+        (&*self.stream).write_all(&response)
+    }
+
+    /// Serves a write of a peer that has mapped the range.
+    fn write_mapped(&self, range: AddressRange) -> io::Result<()> {
+        let has_receipt = self.target().needs_mapped_checksum(range);
+        let ready = if has_receipt { TransferStatus::Ok } else { TransferStatus::OkWithoutReceipt };
+        let mut wait = || {
+            (&*self.stream).write_all(&ready.encode())?;
+            let mut trailer = [0; STATUS];
+            (&*self.stream).read_exact(&mut trailer)?;
+            Ok(plane::checksum(trailer))
+        };
+        let intact = self.target().receive_mapped(range, &mut wait)?;
+        if !intact {
+            self.counts().damaged.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(peer = %self.peer, "another peer wrote to {range} at the same time; it is not readable");
+        }
+        let receipt = if intact { TransferStatus::Ok } else { TransferStatus::Damaged };
+        if has_receipt { (&*self.stream).write_all(&receipt.encode()) } else { Ok(()) }
     }
 
     /// Sends bytes that may share a packet with the following ones.

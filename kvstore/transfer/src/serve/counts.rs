@@ -49,6 +49,8 @@ counts! {
     v2,
     /// Completed transfers of either kind with the checked protocol.
     checked,
+    /// Completed transfers of either kind through mapped memory.
+    mapped,
     /// Requests outside this node's memory.
     rejected,
     /// Transfers that failed: the peer disconnected or was too slow.
@@ -113,6 +115,7 @@ impl TransferCounters {
             TransferProtocol::V1 => &self.v1,
             TransferProtocol::V2 => &self.v2,
             TransferProtocol::Checked => &self.checked,
+            TransferProtocol::Mapped(_) => &self.mapped,
         };
         protocol.fetch_add(1, Relaxed);
     }

@@ -129,7 +129,9 @@ impl SimulatedConnection {
             self.stream.read_exact(&mut header).await?;
             let header = TransferHeader::decode(&header).map_err(io::Error::other)?;
             let range = AddressRange { start: header.address, size: header.size };
-            if !self.is_allowed(header.operation, range) {
+            // Nothing maps memory in a simulation.
+            let is_mapped = matches!(header.protocol, TransferProtocol::Mapped(_));
+            if is_mapped || !self.is_allowed(header.operation, range) {
                 self.counts.rejected.fetch_add(1, Ordering::Relaxed);
                 if header.protocol != TransferProtocol::V1 {
                     self.stream.write_all(&TransferStatus::Rejected.encode()).await?;

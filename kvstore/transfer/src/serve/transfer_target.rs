@@ -4,6 +4,7 @@ use std::fmt;
 use std::io::{self, Read, Write};
 
 use super::DataSocket;
+use crate::plane::MappingId;
 
 /// A range of addresses as sent by peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +82,31 @@ pub trait TransferTarget: Send + Sync + 'static {
     /// # Errors
     /// Errors of the stream.
     fn send_to(&self, sink: &mut dyn Write, range: AddressRange) -> io::Result<u32>;
+
+    /// Whether a range lies within memory that peers on this host map under this id, and its pages are allocated. The methods for mapped
+    /// memory are called only with such ranges.
+    fn admit_mapped(&self, _range: AddressRange, _mapping: MappingId) -> bool {
+        false
+    }
+
+    /// Whether a write to mapped memory needs its checksum, because the range outlives this process.
+    fn needs_mapped_checksum(&self, _range: AddressRange) -> bool {
+        false
+    }
+
+    /// Calls `wait` while a peer writes to mapped memory. It returns the checksum of what the peer has written, if it sent one. As for
+    /// [`TransferTarget::receive`], returns false if another peer is known to have written to the range meanwhile; the range is then not
+    /// readable.
+    ///
+    /// # Errors
+    /// When there is no memory for the range, and errors of `wait`. The connection ends.
+    fn receive_mapped(
+        &self,
+        _range: AddressRange,
+        _wait: &mut dyn FnMut() -> io::Result<Option<u32>>,
+    ) -> io::Result<bool> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
     /// The CRC-32C of `range` as recorded at write time, if known.
     fn checksum(&self, range: AddressRange) -> Option<u32>;

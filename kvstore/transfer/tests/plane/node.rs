@@ -214,6 +214,7 @@ impl RawTransferPeer {
             TransferStatus::Rejected => 1,
             TransferStatus::Damaged => 2,
             TransferStatus::Refused(_) => unreachable!("capabilities are rejected only over TLS"),
+            TransferStatus::OkWithoutReceipt => 3,
             TransferStatus::Other(code) => code,
         })
     }
