@@ -137,9 +137,7 @@ impl PacketSocket {
         }
         Ok((serde_json::from_slice(text.get(..received.bytes).unwrap_or_default())?, fd))
     }
-}
 
-impl PacketSocket {
     /// Waits until the peer closes the connection, without limit or up to a time. False if it is still open then. A message from the peer
     /// counts as its end.
     ///

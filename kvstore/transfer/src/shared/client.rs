@@ -26,11 +26,8 @@ pub struct SharedMapping {
 /// A mapping keeps the memory allocated, so it ends when the node does, whether or not a client runs then.
 #[derive(Clone, Debug, Default)]
 pub struct SharedMappings {
-    open: Arc<Mutex<OpenMappings>>,
+    open: Arc<Mutex<Vec<OpenMapping>>>,
 }
-
-#[derive(Debug, Default)]
-struct OpenMappings(Vec<OpenMapping>);
 
 /// A mapping whose node has not ended.
 #[derive(Debug)]
@@ -54,7 +51,7 @@ impl SharedMappings {
     ) -> Result<Weak<SharedMapping>, SharedMappingError> {
         // Locked during the request, so that two clients do not map the same segment.
         let mut open = self.open.lock();
-        let mut of_process = open.0.iter().filter(|entry| entry.process == address.process);
+        let mut of_process = open.iter().filter(|entry| entry.process == address.process);
         if let Some(existing) = of_process.find(|entry| entry.mapping.contains(start, 1)) {
             return Ok(Arc::downgrade(&existing.mapping));
         }
@@ -62,7 +59,7 @@ impl SharedMappings {
         let (mapping, socket) = (Arc::new(mapping), Arc::new(socket));
         let mapped = Arc::downgrade(&mapping);
         self.watch(&mapped, &socket).map_err(SharedMappingError::Thread)?;
-        open.0.push(OpenMapping { process: address.process.clone(), mapping, socket });
+        open.push(OpenMapping { process: address.process.clone(), mapping, socket });
         Ok(mapped)
     }
 
@@ -74,7 +71,7 @@ impl SharedMappings {
             // An error is no reason to keep the memory.
             let _ = socket.wait_closed(None);
             if let Some(open) = open.upgrade() {
-                open.lock().0.retain(|entry| !std::ptr::eq(Arc::as_ptr(&entry.mapping), mapping.as_ptr()));
+                open.lock().retain(|entry| !std::ptr::eq(Arc::as_ptr(&entry.mapping), mapping.as_ptr()));
             }
         };
         thread::Builder::new().name("shared-memory".to_owned()).spawn(wait).map(drop)

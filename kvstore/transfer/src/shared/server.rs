@@ -4,7 +4,7 @@ use std::fmt;
 use std::fs::Permissions;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -193,7 +193,6 @@ impl MemoryProvider {
 
 /// Removes the socket of a process that was killed. Another kind of file stays.
 fn remove_socket(path: &Path) -> io::Result<()> {
-    use std::os::unix::fs::FileTypeExt as _;
     match std::fs::symlink_metadata(path) {
         Ok(found) if found.file_type().is_socket() => std::fs::remove_file(path),
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
