@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::read;
 
-const PAGES: [&str; 2] = ["ARCHITECTURE.md", "docs/how-to-add.md"];
+const PAGES: [&str; 3] = ["ARCHITECTURE.md", "docs/claims.md", "docs/how-to-add.md"];
 /// What begins a path from the root.
 const TOP_FOLDERS: [&str; 14] = [
     "benches/",
