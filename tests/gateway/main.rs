@@ -48,4 +48,5 @@ mod sidecar;
 mod tls;
 mod traces;
 mod up;
+mod version_pairs;
 mod wire;

@@ -10,6 +10,8 @@ use moongate_discovery::{
 };
 use moongate_runtime::{ClientTls, EngineTlsArgs, SecretString};
 
+use crate::fleet::VersionPairing;
+
 /// Source of engines, in addition to those given by flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DiscoverySource {
@@ -102,6 +104,10 @@ pub struct EngineOptions {
     /// vLLM's KV connector of engines that do not declare it; default: each engine is probed.
     #[arg(long, value_name = KvConnector::CHOICES, env = "MOONGATE_KV_CONNECTOR")]
     pub kv_connector: Option<KvConnector>,
+
+    /// Whether a prefill and a decode of different engine versions may pair. `preferred`: only if a model has no pair of one version.
+    #[arg(long, value_enum, env = "MOONGATE_PAIR_VERSIONS", default_value_t = VersionPairing::Preferred)]
+    pub pair_versions: VersionPairing,
 
     /// API key that engines require: sent with the gateway's own queries, and with clients' requests if the gateway authenticates
     /// clients itself. Otherwise clients' keys are passed through.

@@ -26,6 +26,7 @@ pub(super) struct EngineGauges {
     pub(super) connections: Family<EngineLabels, Gauge>,
     idle_connections: Family<EngineLabels, Gauge>,
     unusable: Gauge,
+    unpaired: Gauge,
     generation: Gauge,
 }
 
@@ -71,6 +72,11 @@ impl EngineGauges {
             unusable: registry.register(
                 "moongate_engines_unusable",
                 "Engines that are listed but not usable; `GET /ready` gives the reasons",
+                Gauge::default(),
+            ),
+            unpaired: registry.register(
+                "moongate_engines_unpaired",
+                "Prefill and decode engines that get no requests because no partner has their version (`--pair-versions`)",
                 Gauge::default(),
             ),
             generation: registry.register(
@@ -123,6 +129,7 @@ impl EngineGauges {
             }
         }
         self.unusable.set(i64::try_from(fleet.unusable.len()).unwrap_or(i64::MAX));
+        self.unpaired.set(i64::try_from(fleet.unpaired.len()).unwrap_or(i64::MAX));
         self.generation.set(i64::try_from(fleet.generation).unwrap_or(i64::MAX));
     }
 }

@@ -5,16 +5,17 @@ use std::sync::Arc;
 
 use moongate_discovery::{
     EngineFacts, EngineInstance, EngineKind, EngineRole, HostLocations, InstanceId, InstanceReadiness,
-    KvTransferMethod, PhysicalLocation, Topology,
+    PhysicalLocation, Topology,
 };
 use moongate_scheduler as scheduler;
 use scheduler::index::EngineSlot;
-use scheduler::{InstanceIndex, ModelIndex, PairingDomain, SchedulableFleet};
+use scheduler::{InstanceIndex, ModelIndex, SchedulableFleet};
 
 use super::availability::{AvailabilityCheck, AvailabilityEvents};
 use super::cache_rules::cache_rules;
 use super::endpoint::{EndpointLimits, UpstreamEndpoint};
 use super::group::EngineGroup;
+use super::pairing::{PairingDomains, VersionPairing};
 use crate::kv_index::{BlockKeyspace, EngineSlotGuard, KvIndex, RankSlots, StoreKeyNaming};
 use crate::lora_adapters::AdapterTable;
 use crate::upstream::split_url;
@@ -90,6 +91,10 @@ pub(crate) struct FleetSnapshot {
     pub(crate) hosts: HostLocations<scheduler::LocationIds>,
     /// LoRA adapters that engines can load.
     pub(crate) adapters: Arc<AdapterTable>,
+    /// Whether engines of different versions may pair.
+    version_pairing: VersionPairing,
+    /// Usable engines that get no requests until there is a partner of their version.
+    pub(crate) unpaired: Vec<InstanceId>,
     /// Listed instances that are not usable, with the reason.
     pub(crate) unusable: Vec<UnusableInstance>,
     /// Of all endpoints, including those of earlier snapshots.
@@ -118,6 +123,11 @@ pub(crate) struct UnusableInstance {
 }
 
 impl FleetSnapshot {
+    /// A fleet without engines. Those of later snapshots pair by this rule.
+    pub(super) fn pairing_by(version_pairing: VersionPairing) -> Self {
+        Self { version_pairing, ..Self::default() }
+    }
+
     /// Builds the view of `topology`, keeping the endpoints of `previous` whose id and address are unchanged.
     pub(crate) fn build(
         topology: &Topology,
@@ -132,8 +142,10 @@ impl FleetSnapshot {
             model_names: previous.model_names.clone(),
             adapters,
             availability: previous.availability.clone(),
+            version_pairing: previous.version_pairing,
             ..FleetSnapshot::default()
         };
+        let domains = PairingDomains::new(topology, fleet.version_pairing);
         let mut interner = TopologyInterner::default();
         let mut instances = Vec::with_capacity(topology.instances.len());
         for instance in &topology.instances {
@@ -171,12 +183,15 @@ impl FleetSnapshot {
                 role: role(instance.role),
                 models: facts.models.iter().map(|model| fleet.intern(model)).collect(),
                 loadable: fleet.intern_loadable(facts),
-                domain: domain(facts),
+                domain: domains.of(facts),
                 rank: 0,
                 location: interner.location(location),
                 cache: cache_rules(facts),
                 local_prefill: computes_alone(instance.role, facts),
             };
+            if domains.is_unpaired(instance.role, facts) {
+                fleet.unpaired.push(instance.id.clone());
+            }
             let keyspace = BlockKeyspace::from_facts(facts).map(Arc::new);
             let naming = keyspace.as_ref().and_then(|keyspace| keyspace.store_naming(facts)).map(Arc::new);
             let member = FleetMember {
@@ -386,22 +401,6 @@ fn role(role: EngineRole) -> scheduler::InstanceRole {
 /// Whether a decode also computes prompts: vLLM's does it for a request without transfer parameters, SGLang's only decodes.
 fn computes_alone(role: EngineRole, facts: &EngineFacts) -> bool {
     role == EngineRole::Decode && facts.engine == EngineKind::Vllm
-}
-
-/// Engines of one kind and connector can hand over to each other.
-fn domain(facts: &EngineFacts) -> PairingDomain {
-    let name = match (&facts.transfer, facts.engine) {
-        (Some(transfer), _) => transfer.name(),
-        (None, EngineKind::Sglang) => "sglang",
-        (None, EngineKind::Vllm) => "store",
-    };
-    let position = KvTransferMethod::NAMES.iter().position(|other| *other == name);
-    PairingDomain(position.and_then(|position| u32::try_from(position).ok()).unwrap_or_default())
-}
-
-/// Name of a domain's hand-over protocol.
-pub(crate) fn domain_name(domain: PairingDomain) -> Option<&'static str> {
-    KvTransferMethod::NAMES.get(domain.0 as usize).copied()
 }
 
 /// Assigns a number to every location name.

@@ -10,6 +10,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::endpoint::EndpointLimits;
+use super::pairing::VersionPairing;
 use super::snapshot::FleetSnapshot;
 use crate::kv_index::KvIndex;
 use crate::lora_adapters::LoraAdapterFile;
@@ -28,6 +29,13 @@ impl Default for FleetReader {
 }
 
 impl FleetReader {
+    /// A fleet without engines, whose later engines pair by this rule.
+    pub(crate) fn new(version_pairing: VersionPairing) -> Self {
+        let reader = Self::default();
+        reader.current.store(Arc::new(FleetSnapshot::pairing_by(version_pairing)));
+        reader
+    }
+
     pub(crate) fn current(&self) -> Arc<FleetSnapshot> {
         self.current.load_full()
     }
@@ -64,6 +72,7 @@ impl FleetReader {
             generation = fleet.generation,
             usable = fleet.engines().count(),
             unusable = fleet.unusable.len(),
+            unpaired = fleet.unpaired.len(),
             models = ?fleet.served_models(),
             "fleet changed"
         );
@@ -71,6 +80,9 @@ impl FleetReader {
             fleet.unusable.iter().filter(|instance| instance.probed && !previous.unusable.contains(instance))
         {
             tracing::warn!(engine = %instance.id, reason = instance.reason, "engine is not usable");
+        }
+        for engine in fleet.unpaired.iter().filter(|engine| !previous.unpaired.contains(engine)) {
+            tracing::warn!(%engine, "engine gets no requests: no partner has its version (--pair-versions)");
         }
         let generation = fleet.generation;
         self.current.store(Arc::new(fleet));

@@ -1,0 +1,76 @@
+//! During a rollout of the engines, a prefill hands its KV cache over to decodes of its own version only.
+
+use std::collections::BTreeMap;
+
+use futures_util::future::join_all;
+use moongate_loadtest::engine::{SimEngine, SimEngineOptions};
+use serde_json::{Value, json};
+
+use crate::harness::client;
+use crate::harness::fleet::{TestEngines, TestFleetBuilder};
+use crate::harness::gateway::TestGateway;
+use crate::harness::metrics::metric_at;
+
+const REQUESTS: usize = 120;
+
+async fn engines(version: &'static str, prefills: usize, decodes: usize) -> TestEngines {
+    let tune = |options: SimEngineOptions| SimEngineOptions {
+        reported_version: Some(version.to_owned()),
+        ..options.fast()
+    };
+    TestFleetBuilder::sglang().prefill(prefills).decode(decodes).tune(tune).engines().await
+}
+
+/// Sends requests to a fleet that is being upgraded. Returns how many each pair of versions served, prefill first.
+async fn served(rule: &str) -> BTreeMap<(&'static str, &'static str), usize> {
+    let fleets = [("0.5.5", engines("0.5.5", 2, 2).await), ("0.5.6", engines("0.5.6", 2, 1).await)];
+    let early = engines("0.5.7", 1, 0).await;
+    let all = fleets.iter().map(|(_, fleet)| fleet).chain([&early]);
+    let mut flags: Vec<String> = all.flat_map(TestEngines::flags).collect();
+    flags.push(format!("--pair-versions={rule}"));
+    let (gateway, client) = (TestGateway::start_ready(&flags).await, client());
+    let model = &fleets[0].1.prefills[0].options().model;
+    let requests = (0..REQUESTS).map(async |number| {
+        let prompt = format!("{number} is a prompt of its own");
+        let body = json!({ "model": model, "prompt": prompt, "max_tokens": 2 });
+        let sent = client.post(gateway.url("/v1/completions")).json(&body).send().await.unwrap();
+        assert_eq!(sent.status(), 200, "{}", sent.text().await.unwrap());
+    });
+    join_all(requests).await;
+    let unpaired = metric_at(&client, &gateway.admin_url(""), "moongate_engines_unpaired").await;
+    assert_eq!(unpaired, u64::from(rule != "any"), "{rule}");
+    if rule != "any" {
+        assert_eq!(early.started(), 0, "there is no decode of its version");
+    }
+
+    let bootstrap = |engine: &SimEngine| engine.bootstrap_addr().map(|address| u64::from(address.port()));
+    let prefills = fleets.iter().flat_map(|(version, fleet)| fleet.prefills.iter().map(|it| (*version, it)));
+    let prefills = prefills.chain(early.prefills.iter().map(|it| ("0.5.7", it)));
+    let versions: BTreeMap<u64, &str> =
+        prefills.filter_map(|(version, engine)| Some((bootstrap(engine)?, version))).collect();
+    let mut pairs = BTreeMap::new();
+    for (version, fleet) in &fleets {
+        for request in fleet.decodes.iter().flat_map(|decode| decode.recent_requests(REQUESTS)) {
+            let body: Value = serde_json::from_slice(&request.body).unwrap();
+            let port = body["bootstrap_port"].as_u64().unwrap();
+            *pairs.entry((versions[&port], *version)).or_default() += 1;
+        }
+    }
+    pairs
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn versions_are_not_mixed_during_a_rollout() {
+    for rule in ["preferred", "equal"] {
+        let pairs = served(rule).await;
+        assert_eq!(pairs.values().sum::<usize>(), REQUESTS, "{rule}: {pairs:?}");
+        assert!(pairs.keys().all(|(prefill, decode)| prefill == decode), "{rule}: {pairs:?}");
+        assert_eq!(pairs.len(), 2, "both versions serve: {rule}: {pairs:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn versions_are_mixed_if_they_may_be() {
+    let pairs = served("any").await;
+    assert!(pairs.keys().any(|(prefill, decode)| prefill != decode), "{pairs:?}");
+}
