@@ -93,6 +93,7 @@ impl TransferConnection {
         size: u64,
         operation: TransferOperation,
     ) -> Result<(), TransferError> {
+        self.prepare_busy_poll();
         let protocol = TransferProtocol::Mapped(mapping.id);
         self.send_bytes(&TransferHeader { size, address, operation, protocol }.encode()).await
     }
