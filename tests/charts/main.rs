@@ -2,8 +2,10 @@
 //! examples on a real control plane.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
+mod engines;
 mod install;
 mod kubectl;
+mod rendered;
 mod shards;
 
 use std::collections::BTreeSet;
@@ -154,11 +156,12 @@ fn an_authenticated_store_has_certificates_in_all_its_programs() {
         assert!(secured.contains(&format!("{flag}=/etc/moongate-store-tls/tls.crt")), "{flag}");
     }
     assert!(secured.contains("store-tls-ca = \"/etc/moongate-store-tls/ca.crt\""));
-    assert!(!secured.contains("moongate.io/upgrade-hooks"));
+    let hooks = "moongate.io/upgrade-hooks: \"8080\"";
+    assert!(!secured.contains(hooks), "of store nodes, for which the operator has no certificate");
 
     let plain = script("helm", &["template", "release", CHART, &values, scraped]);
     assert_eq!([count(&plain, "store-tls"), count(&plain, "store_tls"), count(&plain, "HTTPS")], [0, 0, 0]);
-    assert!(plain.contains("moongate.io/upgrade-hooks"));
+    assert!(plain.contains(hooks));
 
     let engines = format!("--values={CHART}/examples/vllm-store.yaml");
     let refused = Command::new(format!("{SCRIPTS}/helm"))

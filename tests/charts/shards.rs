@@ -1,67 +1,16 @@
 //! A store with several shards: its roles and their flags, what clients connect to, and the values that it excludes.
 
-use std::process::{Command, Stdio};
-
 use serde_json::{Value, json};
 
-use super::{CHART, SCRIPTS, examples, script};
+use super::rendered::{Rendered, container, pod, rejected};
+use super::{CHART, examples, script};
 
 /// All objects of a store with a simulated engine, which a case sets the shards of.
 const STORE: &str = "--set=store.enabled=true,engines.worker.engine=simulated,networkPolicies.enabled=true,\
                      monitoring.podMonitors=true,monitoring.rules=true";
 
-fn template(values: &[&str]) -> Vec<String> {
-    let fixed = ["template", "release", CHART, "--namespace=here"];
-    fixed.iter().chain(values).map(|&argument| argument.to_owned()).collect()
-}
-
-/// The objects of a release with these values.
-struct Rendered(Vec<Value>);
-
-impl Rendered {
-    fn with(values: &[&str]) -> Self {
-        let arguments = template(values);
-        let text = script("helm", &arguments.iter().map(String::as_str).collect::<Vec<_>>());
-        let documents = text.split("---\n").filter(|document| document.contains("kind:"));
-        Self(documents.map(|document| serde_saphyr::from_str(document).unwrap()).collect())
-    }
-
-    fn shards(shards: usize, replicas: usize) -> Self {
-        Self::with(&[STORE, &format!("--set=store.master.shards={shards},store.master.replicas={replicas}")])
-    }
-
-    fn find(&self, kind: &str, name: &str) -> Option<&Value> {
-        self.0.iter().find(|object| object["kind"] == kind && object["metadata"]["name"] == name)
-    }
-
-    fn object(&self, kind: &str, name: &str) -> &Value {
-        self.find(kind, name).unwrap_or_else(|| panic!("no {kind} {name}"))
-    }
-
-    fn roles(&self) -> &[Value] {
-        self.object("RoleBasedGroup", "release")["spec"]["roles"].as_array().unwrap()
-    }
-
-    fn role(&self, name: &str) -> &Value {
-        self.roles().iter().find(|role| role["name"] == name).unwrap_or_else(|| panic!("no role {name}"))
-    }
-
-    fn role_names(&self) -> Vec<&str> {
-        self.roles().iter().map(|role| role["name"].as_str().unwrap()).collect()
-    }
-
-    fn gateway_config(&self) -> &str {
-        self.object("ConfigMap", "release-gateway")["data"]["gateway.toml"].as_str().unwrap()
-    }
-}
-
-fn pod(role: &Value) -> &Value {
-    &role["standalonePattern"]["template"]
-}
-
-/// The last container is that of the program; a holder comes before it.
-fn container(role: &Value) -> &Value {
-    pod(role)["spec"]["containers"].as_array().unwrap().last().unwrap()
+fn sharded(shards: usize, replicas: usize) -> Rendered {
+    Rendered::with(&[STORE, &format!("--set=store.master.shards={shards},store.master.replicas={replicas}")])
 }
 
 fn flag<'r>(role: &'r Value, name: &str) -> Option<&'r str> {
@@ -80,17 +29,9 @@ fn selects(selector: &Value, role: &Value) -> bool {
     !wanted.is_empty() && wanted.iter().all(|(key, value)| labels[key] == *value)
 }
 
-/// What helm says about values that it must reject.
-fn rejected(values: &[&str]) -> String {
-    let output =
-        Command::new(format!("{SCRIPTS}/helm")).args(template(values)).stdin(Stdio::null()).output().unwrap();
-    assert!(!output.status.success(), "{values:?} are not rejected");
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
 #[test]
 fn each_shard_has_a_role_with_its_own_flags() {
-    let rendered = Rendered::shards(3, 1);
+    let rendered = sharded(3, 1);
     let masters = ["mooncake-master-0", "mooncake-master-1", "mooncake-master-2"];
     assert_eq!(
         rendered.role_names(),
@@ -112,7 +53,7 @@ fn each_shard_has_a_role_with_its_own_flags() {
 
 #[test]
 fn each_shard_elects_its_own_leader() {
-    let rendered = Rendered::shards(2, 3);
+    let rendered = sharded(2, 3);
     for index in 0..2 {
         let role = rendered.role(&format!("mooncake-master-{index}"));
         assert_eq!(role["replicas"], 3);
@@ -131,7 +72,7 @@ fn each_shard_elects_its_own_leader() {
 
 #[test]
 fn routers_have_the_masters_in_the_order_of_shards() {
-    let rendered = Rendered::shards(2, 1);
+    let rendered = sharded(2, 1);
     let router = rendered.role("mooncake-router");
     let hosts = ["release-master-0.here.svc", "release-master-1.here.svc"];
     let addresses = |port: u16| hosts.map(|host| format!("{host}:{port}")).join(",");
@@ -160,7 +101,7 @@ fn routers_have_the_masters_in_the_order_of_shards() {
 
 #[test]
 fn clients_of_several_shards_connect_to_the_routers() {
-    let rendered = Rendered::shards(2, 2);
+    let rendered = sharded(2, 2);
     let service = rendered.object("Service", "release-master");
     assert_eq!(ports(service), [50051, 9003]);
     let names = rendered.role_names().into_iter();
@@ -185,7 +126,7 @@ fn clients_of_several_shards_connect_to_the_routers() {
 
 #[test]
 fn budgets_policies_and_monitors_include_shards() {
-    let rendered = Rendered::shards(2, 3);
+    let rendered = sharded(2, 3);
     let least = |name: &str| rendered.object("PodDisruptionBudget", name)["spec"]["minAvailable"].as_u64();
     assert_eq!([least("release-master"), least("release-store-router")], [Some(5), Some(1)]);
     let policy = rendered.object("NetworkPolicy", "release-group");
@@ -241,7 +182,7 @@ fn values_that_several_shards_exclude_are_rejected() {
 #[test]
 fn a_store_with_one_shard_has_no_router() {
     for (replicas, lease) in [(1, None), (3, Some("here/release-master"))] {
-        let rendered = Rendered::shards(1, replicas);
+        let rendered = sharded(1, replicas);
         assert_eq!(rendered.role_names(), ["mooncake-master", "mooncake-store", "worker"]);
         let master = rendered.role("mooncake-master");
         assert_eq!(flag(master, "shard"), None);

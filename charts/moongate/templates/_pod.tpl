@@ -28,7 +28,10 @@ securityContext:
 {{- /* For a Service named moongate-store, Kubernetes would set MOONGATE_STORE_PORT, a setting of `moongate store`, to a URL. */}}
 {{- $_ := set $spec "enableServiceLinks" false }}
 {{- $_ := set $spec "volumes" (concat ($spec.volumes | default list) ($given.volumes | default list)) }}
-{{- toYaml (mergeOverwrite $spec (omit $given "volumes")) }}
+{{- with concat ($spec.initContainers | default list) ($given.initContainers | default list) }}
+{{- $_ := set $spec "initContainers" . }}
+{{- end }}
+{{- toYaml (mergeOverwrite $spec (omit $given "volumes" "initContainers")) }}
 {{- end }}
 
 {{/* Annotations of pods: the chart's, those for scraping, and `given`, which takes precedence. Takes a dict of root, port, base and given. */}}

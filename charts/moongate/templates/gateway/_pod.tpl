@@ -58,6 +58,9 @@
 {{- $_ := set $config "admin-tls-client-ca" "/etc/moongate-admin-tls/ca.crt" }}
 {{- end }}
 {{- end }}
+{{- if include "moongate.drain.registers" (dict "root" .) }}
+{{- $_ := set $config "registration" true }}
+{{- end }}
 {{- if $values.gateway.sharedQueue }}
 {{- $name := printf "%s-gateway" (include "moongate.name" .) }}
 {{- $scheme := ternary "https" "http" (not (empty $values.gateway.adminTls.secret)) }}
@@ -124,6 +127,9 @@ spec:
 {{- end }}
 {{- with .Values.gateway.access.engineKeySecret }}
 - { name: MOONGATE_ENGINE_API_KEY, valueFrom: { secretKeyRef: { name: {{ . }}, key: key } } }
+{{- end }}
+{{- if include "moongate.drain.registers" (dict "root" .) }}
+- { name: MOONGATE_REGISTRATION_TOKEN, valueFrom: { secretKeyRef: { name: {{ .Values.engineDrain.registrationTokenSecret }}, key: token } } }
 {{- end }}
 {{- with .Values.gateway.env }}
 {{ toYaml . }}

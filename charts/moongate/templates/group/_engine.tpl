@@ -20,6 +20,12 @@ dependencies: {{ toJson . }}
 {{- if $autoscaling.enabled }}
 scalingAdapter: { enable: true }
 {{- end }}
+{{- $drain := .root.Values.engineDrain }}
+{{- if $drain.enabled }}
+{{- include "moongate.drain.check" . }}
+# The operator calls the sidecar's upgrade hooks before and after it restarts the engine in place.
+annotations: { moongate.io/upgrade-hooks: "{{ $drain.sidecar.port }}", moongate.io/upgrade-timeout: {{ $drain.limitSeconds }}s }
+{{- end }}
 {{ include "moongate.rollout" . }}
 standalonePattern:
   template:
@@ -38,6 +44,11 @@ standalonePattern:
       {{- end }}
       {{- if include "moongate.engine.authenticated" . }}
       {{- $volumes = concat $volumes (include "moongate.store.tls.volume" .root | fromYamlArray) }}
+      {{- end }}
+      {{- if $drain.enabled }}
+      {{- $_ := set $spec "terminationGracePeriodSeconds" (include "moongate.drain.grace" . | int) }}
+      {{- $_ := set $spec "initContainers" (list (include "moongate.drain.sidecar" . | fromYaml)) }}
+      {{- $volumes = concat $volumes (include "moongate.drain.volumes" . | fromYamlArray) }}
       {{- end }}
       {{- $_ := set $spec "volumes" $volumes }}
       {{- include "moongate.pod.spec" (dict "root" .root "spec" $spec "given" $engine.pod) | nindent 6 }}
@@ -106,6 +117,7 @@ startupProbe:
   periodSeconds: 5
   timeoutSeconds: 5
   failureThreshold: 720
+  {{- include "moongate.drain.failed" . | nindent 2 }}
 readinessProbe:
   httpGet: { path: /health, port: http }
   timeoutSeconds: 5
@@ -114,6 +126,12 @@ livenessProbe:
   periodSeconds: 30
   timeoutSeconds: 20
   failureThreshold: 5
+  {{- include "moongate.drain.failed" . | nindent 2 }}
+{{- if .root.Values.engineDrain.enabled }}
+{{- with include "moongate.drain.lifecycle" . | trim }}
+lifecycle: {{- . | nindent 2 }}
+{{- end }}
+{{- end }}
 resources: {{- toYaml ($engine.resources | default dict) | nindent 2 }}
 volumeMounts:
   - { name: shared-memory, mountPath: /dev/shm }
