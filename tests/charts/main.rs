@@ -5,6 +5,7 @@
 mod engines;
 mod install;
 mod kubectl;
+mod options;
 mod rendered;
 mod shards;
 

@@ -18,10 +18,21 @@ securityContext:
     drop: [ALL]
 {{- end }}
 
-{{/* A pod's spec: the chart's, merged with `given` (`pod` of the values), which takes precedence. Takes a dict of root, spec and given. */}}
+{{/* A pod's spec: the chart's, with the component's `volumeMounts`, `securityContext`, `extraContainers` and `pod`, which takes precedence.
+The last container in `spec` is the component's own. Takes a dict of root, spec and values, those of the component. */}}
 {{- define "moongate.pod.spec" -}}
-{{- $given := .given | default dict }}
+{{- $given := .values.pod | default dict }}
 {{- $spec := .spec }}
+{{- $main := last $spec.containers }}
+{{- with .values.volumeMounts }}
+{{- $_ := set $main "volumeMounts" (concat ($main.volumeMounts | default list) .) }}
+{{- end }}
+{{- with .values.securityContext }}
+{{- $_ := set $main "securityContext" (mergeOverwrite ($main.securityContext | default dict) .) }}
+{{- end }}
+{{- with .values.extraContainers }}
+{{- $_ := set $spec "containers" (concat $spec.containers .) }}
+{{- end }}
 {{- with .root.Values.imagePullSecrets }}
 {{- $_ := set $spec "imagePullSecrets" . }}
 {{- end }}

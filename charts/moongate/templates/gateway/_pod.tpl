@@ -94,7 +94,7 @@ spec:
   {{- $_ := set $spec "containers" (list (include "moongate.gateway.container" . | fromYaml)) }}
   {{- $configMap := dict "name" (printf "%s-gateway" (include "moongate.name" .)) }}
   {{- $_ := set $spec "volumes" (prepend (include "moongate.gateway.guards" . | fromYamlArray) (dict "name" "config" "configMap" $configMap)) }}
-  {{- include "moongate.pod.spec" (dict "root" . "spec" $spec "given" .Values.gateway.pod) | nindent 2 }}
+  {{- include "moongate.pod.spec" (dict "root" . "spec" $spec "values" .Values.gateway) | nindent 2 }}
 {{- end }}
 
 {{/* Volumes of the Secrets and ConfigMaps with keys and certificates. */}}
@@ -159,6 +159,5 @@ volumeMounts:
   {{- range include "moongate.gateway.guards" . | fromYamlArray }}
   - { name: {{ .name }}, mountPath: /etc/moongate-{{ .name }}, readOnly: true }
   {{- end }}
-  {{- with .Values.gateway.volumeMounts }}{{ toYaml . | nindent 2 }}{{ end }}
 {{ include "moongate.container.security" . }}
 {{- end }}

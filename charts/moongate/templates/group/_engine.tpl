@@ -51,7 +51,24 @@ standalonePattern:
       {{- $volumes = concat $volumes (include "moongate.drain.volumes" . | fromYamlArray) }}
       {{- end }}
       {{- $_ := set $spec "volumes" $volumes }}
-      {{- include "moongate.pod.spec" (dict "root" .root "spec" $spec "given" $engine.pod) | nindent 6 }}
+      {{- with include "moongate.engine.spread" . | fromYamlArray }}
+      {{- $_ := set $spec "topologySpreadConstraints" . }}
+      {{- end }}
+      {{- include "moongate.pod.spec" (dict "root" .root "spec" $spec "values" $engine) | nindent 6 }}
+{{- end }}
+
+{{/* Labels of the pods of one role. */}}
+{{- define "moongate.engine.selector" -}}
+{{ include "moongate.selector" (dict "root" .root "component" "engine") }}
+rbg.workloads.x-k8s.io/role-name: {{ .role }}
+{{- end }}
+
+{{- define "moongate.engine.spread" -}}
+{{- $selector := dict "matchLabels" (include "moongate.engine.selector" . | fromYaml) }}
+{{- $defaults := dict "maxSkew" 1 "whenUnsatisfiable" "ScheduleAnyway" "labelSelector" $selector }}
+{{- range .engine.topologySpread }}
+- {{ merge (dict) . $defaults | toJson }}
+{{- end }}
 {{- end }}
 
 {{/* `true` if the engine stores pages in the KV store, else empty. */}}
@@ -141,7 +158,6 @@ volumeMounts:
   {{- if include "moongate.engine.authenticated" . }}
   {{- include "moongate.store.tls.mount" .root | nindent 2 }}
   {{- end }}
-  {{- with $engine.volumeMounts }}{{ toYaml . | nindent 2 }}{{ end }}
 {{- if eq $engine.engine "simulated" }}
 {{ include "moongate.container.security" . }}
 {{- end }}

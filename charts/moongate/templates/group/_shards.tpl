@@ -65,7 +65,7 @@ standalonePattern:
       {{- $spec := include "moongate.pod.security" . | fromYaml }}
       {{- $_ := set $spec "automountServiceAccountToken" false }}
       {{- $_ := set $spec "containers" (list (include "moongate.router.container" . | fromYaml)) }}
-      {{- include "moongate.pod.spec" (dict "root" . "spec" $spec "given" $router.pod) | nindent 6 }}
+      {{- include "moongate.pod.spec" (dict "root" . "spec" $spec "values" $router) | nindent 6 }}
 {{- end }}
 
 {{- define "moongate.router.container" -}}
@@ -84,6 +84,9 @@ args:
   - --shard-admins={{ join ":9003," $hosts }}:9003
   - --log-format={{ .Values.log.format }}
   - --log-filter={{ .Values.log.filter }}
+{{- with .Values.store.router.env }}
+env: {{- toYaml . | nindent 2 }}
+{{- end }}
 ports:
   - { name: rpc, containerPort: 50051 }
   - { name: admin, containerPort: 9003 }

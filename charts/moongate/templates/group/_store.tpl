@@ -99,7 +99,7 @@ standalonePattern:
       {{- $_ := set $spec "containers" (list $container) }}
       {{- $data := merge (dict "name" "data") ($master.volume | default (dict "emptyDir" dict)) }}
       {{- $_ := set $spec "volumes" (prepend (include "moongate.store.tls.volume" $root | fromYamlArray) $data) }}
-      {{- include "moongate.pod.spec" (dict "root" $root "spec" $spec "given" $master.pod) | nindent 6 }}
+      {{- include "moongate.pod.spec" (dict "root" $root "spec" $spec "values" $master) | nindent 6 }}
 {{- end }}
 
 {{- define "moongate.master.container" -}}
@@ -111,7 +111,7 @@ args:
   {{- range $flag, $value := .config }}
   - {{ printf "--%s=%s" $flag (kindIs "float64" $value | ternary (toJson $value) (toString $value)) | quote }}
   {{- end }}
-env: {{- include "moongate.identity" . | nindent 2 }}
+env: {{- include "moongate.env" (dict "base" list "given" .root.Values.store.master.env) | nindent 2 }}
 ports:
   - { name: rpc, containerPort: 50051 }
   - { name: admin, containerPort: 9003 }
@@ -163,7 +163,7 @@ standalonePattern:
       {{- $volumes = concat $volumes (include "moongate.store.tls.volume" . | fromYamlArray) }}
       {{- $_ := set $spec "containers" $containers }}
       {{- $_ := set $spec "volumes" $volumes }}
-      {{- include "moongate.pod.spec" (dict "root" . "spec" $spec "given" $nodes.pod) | nindent 6 }}
+      {{- include "moongate.pod.spec" (dict "root" . "spec" $spec "values" $nodes) | nindent 6 }}
 {{- end }}
 
 {{/* Starts before the store: kubelets start containers in the order of the list. */}}
