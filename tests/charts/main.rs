@@ -2,6 +2,7 @@
 //! examples on a real control plane.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
+mod access;
 mod engines;
 mod install;
 mod kubectl;

@@ -29,3 +29,12 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- define "moongate.engines.namespace" -}}
 {{- .Values.gateway.config.namespace | default .Release.Namespace -}}
 {{- end }}
+
+{{/* Name in requests of the first engine's model; empty without engines. */}}
+{{- define "moongate.model" -}}
+{{- $models := list }}
+{{- range .Values.engines }}
+{{- if . }}{{ $models = append $models (.servedModelName | default .model | default "moongate-sim") }}{{ end }}
+{{- end }}
+{{- first $models | default "" -}}
+{{- end }}
