@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod access;
+mod autoscaling;
 mod engines;
 mod install;
 mod kubectl;
