@@ -7,6 +7,7 @@ mod autoscaling;
 mod engines;
 mod install;
 mod kubectl;
+mod models;
 mod options;
 mod rendered;
 mod shards;

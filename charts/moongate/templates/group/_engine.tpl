@@ -45,6 +45,7 @@ standalonePattern:
       {{- if include "moongate.engine.authenticated" . }}
       {{- $volumes = concat $volumes (include "moongate.store.tls.volume" .root | fromYamlArray) }}
       {{- end }}
+      {{- $volumes = concat $volumes (include "moongate.models.volumes" . | fromYamlArray) }}
       {{- if $drain.enabled }}
       {{- $_ := set $spec "terminationGracePeriodSeconds" (include "moongate.drain.grace" . | int) }}
       {{- $_ := set $spec "initContainers" (list (include "moongate.drain.sidecar" . | fromYaml)) }}
@@ -158,14 +159,16 @@ volumeMounts:
   {{- if include "moongate.engine.authenticated" . }}
   {{- include "moongate.store.tls.mount" .root | nindent 2 }}
   {{- end }}
+  {{- with include "moongate.models.mounts" . | trim }}{{ . | nindent 2 }}{{ end }}
 {{- if eq $engine.engine "simulated" }}
 {{ include "moongate.container.security" . }}
 {{- end }}
 {{- end }}
 
-{{/* Environment variables with the addresses of the store. */}}
+{{/* Environment variables with the addresses of the store, and of the model's source. */}}
 {{- define "moongate.engine.env" -}}
 {{- $values := .root.Values }}
+{{- include "moongate.models.env" . }}
 {{- if and $values.store.enabled (ne .engine.engine "simulated") }}
 - { name: MOONCAKE_MASTER, value: "{{ include "moongate.master" .root }}:50051" }
 - { name: MOONCAKE_TE_META_DATA_SERVER, value: {{ quote $values.store.metadata }} }
