@@ -59,7 +59,7 @@ fn every_engine_drains_within_its_grace_period() {
                 assert_eq!(engine["lifecycle"]["preStop"]["sleep"]["seconds"], 5);
             } else {
                 let script = script(role);
-                for part in ["\"127.0.0.1\", 9400", "\"POST\", \"/drain\"", "- begin < 300:", ">= 5:"] {
+                for part in ["\"127.0.0.1\", 9400", "\"POST\", \"/drain\"", "- begin < 300 and", ">= 5:"] {
                     assert!(script.contains(part), "{part} in {script}");
                 }
             }
@@ -77,7 +77,7 @@ fn limits_of_drains_are_values() {
     let role = rendered.role("worker");
     assert_eq!(pod(role)["spec"]["terminationGracePeriodSeconds"], 960);
     assert_eq!(container(role)["startupProbe"]["terminationGracePeriodSeconds"], 60);
-    for part in ["\"127.0.0.1\", 9500", "- begin < 900:", ">= 9:"] {
+    for part in ["\"127.0.0.1\", 9500", "- begin < 900 and", ">= 9:"] {
         assert!(script(role).contains(part), "{part}");
     }
     assert_eq!(variable(role, "MOONGATE_SIDECAR_LISTEN"), Some(&json!("0.0.0.0:9500")));

@@ -8,6 +8,7 @@ mod engines;
 mod install;
 mod kubectl;
 mod models;
+mod multinode;
 mod options;
 mod rendered;
 mod shards;

@@ -27,35 +27,53 @@ scalingAdapter: { enable: true }
 annotations: { moongate.io/upgrade-hooks: "{{ $drain.sidecar.port }}", moongate.io/upgrade-timeout: {{ $drain.limitSeconds }}s }
 {{- end }}
 {{ include "moongate.rollout" . }}
+{{- if include "moongate.multinode" . }}
+leaderWorkerPattern:
+  {{- include "moongate.multinode.pattern" . | trim | nindent 2 }}
+{{- else }}
 standalonePattern:
   template:
-    metadata:
-      labels: {{- include "moongate.selector" (dict "root" .root "component" "engine") | nindent 8 }}
-      annotations: {{ include "moongate.engine.annotations" . }}
-    spec:
-      {{- $spec := eq $engine.engine "simulated" | ternary (include "moongate.pod.security" . | fromYaml) dict }}
-      {{- $_ := set $spec "automountServiceAccountToken" false }}
-      {{- $_ := set $spec "containers" (list (include "moongate.engine.container" . | fromYaml)) }}
-      {{- $shared := dict "name" "shared-memory" "emptyDir" (dict "medium" "Memory" "sizeLimit" ($engine.sharedMemory | default "16Gi")) }}
-      {{- $volumes := list $shared }}
-      {{- if include "moongate.engine.reads" . }}
-      {{- $configMap := dict "name" (printf "%s-mooncake" (include "moongate.name" .root)) }}
-      {{- $volumes = append $volumes (dict "name" "mooncake" "configMap" $configMap) }}
-      {{- end }}
-      {{- if include "moongate.engine.authenticated" . }}
-      {{- $volumes = concat $volumes (include "moongate.store.tls.volume" .root | fromYamlArray) }}
-      {{- end }}
-      {{- $volumes = concat $volumes (include "moongate.models.volumes" . | fromYamlArray) }}
-      {{- if $drain.enabled }}
-      {{- $_ := set $spec "terminationGracePeriodSeconds" (include "moongate.drain.grace" . | int) }}
-      {{- $_ := set $spec "initContainers" (list (include "moongate.drain.sidecar" . | fromYaml)) }}
-      {{- $volumes = concat $volumes (include "moongate.drain.volumes" . | fromYamlArray) }}
-      {{- end }}
-      {{- $_ := set $spec "volumes" $volumes }}
-      {{- with include "moongate.engine.spread" . | fromYamlArray }}
-      {{- $_ := set $spec "topologySpreadConstraints" . }}
-      {{- end }}
-      {{- include "moongate.pod.spec" (dict "root" .root "spec" $spec "values" $engine) | nindent 6 }}
+    {{- include "moongate.engine.template" . | trim | nindent 4 }}
+{{- end }}
+{{- end }}
+
+{{/* Pod template of an engine; of one that spans several machines, the part that leader and workers have in common. */}}
+{{- define "moongate.engine.template" -}}
+{{- $engine := .engine }}
+{{- $drain := .root.Values.engineDrain }}
+metadata:
+  labels: {{- include "moongate.selector" (dict "root" .root "component" "engine") | nindent 4 }}
+  annotations: {{ include "moongate.engine.annotations" . }}
+spec:
+  {{- $spec := eq $engine.engine "simulated" | ternary (include "moongate.pod.security" . | fromYaml) dict }}
+  {{- $_ := set $spec "automountServiceAccountToken" false }}
+  {{- $container := include "moongate.engine.container" . | fromYaml }}
+  {{- if include "moongate.multinode" . }}
+  {{- $container = omit $container "startupProbe" "readinessProbe" "livenessProbe" "lifecycle" }}
+  {{- end }}
+  {{- $_ := set $spec "containers" (list $container) }}
+  {{- $shared := dict "name" "shared-memory" "emptyDir" (dict "medium" "Memory" "sizeLimit" ($engine.sharedMemory | default "16Gi")) }}
+  {{- $volumes := list $shared }}
+  {{- if include "moongate.engine.reads" . }}
+  {{- $configMap := dict "name" (printf "%s-mooncake" (include "moongate.name" .root)) }}
+  {{- $volumes = append $volumes (dict "name" "mooncake" "configMap" $configMap) }}
+  {{- end }}
+  {{- if include "moongate.engine.authenticated" . }}
+  {{- $volumes = concat $volumes (include "moongate.store.tls.volume" .root | fromYamlArray) }}
+  {{- end }}
+  {{- $volumes = concat $volumes (include "moongate.models.volumes" . | fromYamlArray) }}
+  {{- if $drain.enabled }}
+  {{- $_ := set $spec "terminationGracePeriodSeconds" (include "moongate.drain.grace" . | int) }}
+  {{- if not (include "moongate.multinode" .) }}
+  {{- $_ := set $spec "initContainers" (list (include "moongate.drain.sidecar" . | fromYaml)) }}
+  {{- end }}
+  {{- $volumes = concat $volumes (include "moongate.drain.volumes" . | fromYamlArray) }}
+  {{- end }}
+  {{- $_ := set $spec "volumes" $volumes }}
+  {{- with include "moongate.engine.spread" . | fromYamlArray }}
+  {{- $_ := set $spec "topologySpreadConstraints" . }}
+  {{- end }}
+  {{- include "moongate.pod.spec" (dict "root" .root "spec" $spec "values" $engine) | nindent 2 }}
 {{- end }}
 
 {{/* Labels of the pods of one role. */}}
@@ -119,7 +137,9 @@ command: [python3, -m, sglang.launch_server]
 command: [vllm, serve]
 {{- end }}
 args:
-  {{- if not $engine.command }}{{ include (printf "moongate.%s.args" $engine.engine) . | trim | nindent 2 }}{{ end }}
+  {{- if not $engine.command }}{{ include (printf "moongate.%s.args" $engine.engine) . | trim | nindent 2 }}
+  {{- with include "moongate.multinode.args" . | trim }}{{ . | nindent 2 }}{{ end }}
+  {{- end }}
   {{- range $engine.args }}
   - {{ quote . }}
   {{- end }}
