@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use moongate_operator::controllers::OperatorError;
-use moongate_operator::{GangScheduler, OperatorOptions, admin, webhooks};
+use moongate_operator::{GangScheduler, OperatorOptions, SizeLimits, admin, webhooks};
 use moongate_runtime::{Supervisor, bind, terminated};
 use moongate_telemetry::{LoggingArgs, TelemetryArgs, Tracer};
 
@@ -59,6 +59,9 @@ pub(crate) struct OperatorArgs {
     scheduler_name: GangSchedulerArg,
 
     #[command(flatten)]
+    limits: SizeLimitArgs,
+
+    #[command(flatten)]
     ports: PortAllocatorArgs,
 
     #[command(flatten)]
@@ -82,6 +85,46 @@ impl From<GangSchedulerArg> for GangScheduler {
         match scheduler {
             GangSchedulerArg::SchedulerPlugins => Self::SchedulerPlugins,
             GangSchedulerArg::Volcano => Self::Volcano,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+struct SizeLimitArgs {
+    /// Maximum number of pods of a group. Larger groups are rejected and not reconciled
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        env = "MOONGATE_MAX_PODS_PER_GROUP",
+        default_value_t = SizeLimits::DEFAULT_PODS_PER_GROUP
+    )]
+    max_pods_per_group: u32,
+
+    /// Maximum number of pods of one instance, such as a leader with its workers
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        env = "MOONGATE_MAX_PODS_PER_INSTANCE",
+        default_value_t = SizeLimits::DEFAULT_PODS_PER_INSTANCE
+    )]
+    max_pods_per_instance: u32,
+
+    /// Maximum number of groups of a RoleBasedGroupSet
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        env = "MOONGATE_MAX_GROUPS_PER_SET",
+        default_value_t = SizeLimits::DEFAULT_GROUPS_PER_SET
+    )]
+    max_groups_per_set: u32,
+}
+
+impl From<SizeLimitArgs> for SizeLimits {
+    fn from(args: SizeLimitArgs) -> Self {
+        Self {
+            pods_per_group: args.max_pods_per_group,
+            pods_per_instance: args.max_pods_per_instance,
+            groups_per_set: args.max_groups_per_set,
         }
     }
 }
@@ -142,6 +185,7 @@ impl WebhookArgs {
             service,
             port: self.webhook_service_port,
             secret: self.webhook_secret,
+            size_limits: operator.size_limits,
         };
         let connect =
             moongate_operator::client(operator.kubeconfig.as_deref(), operator.limits, &operator.metrics);
@@ -165,6 +209,7 @@ pub(crate) async fn run(command: OperatorArgs, supervisor: Supervisor) -> anyhow
         namespace: command.namespace,
         workers: command.max_concurrent_reconciles,
         gang_scheduler: command.scheduler_name.into(),
+        size_limits: command.limits.into(),
         ports: command.ports.range().map_err(invalid_settings)?,
         lease: command.leader_elect.then(|| (command.own_namespace.clone(), "rbg-controller".to_owned())),
         traces: traces.clone(),

@@ -10,9 +10,8 @@ use clap::Parser;
 use k8s_openapi::jiff::Timestamp;
 use moongate_operator::ResourceKind;
 use moongate_operator::forecast::{ResourceChange, SimulatedApiServer};
-use moongate_operator::plan::plan_for;
+use moongate_operator::plan::{PlanSettings, plan_for};
 use moongate_operator::resource_cache::{ResourceCache, ResourceKey};
-use moongate_render::GangScheduler;
 use serde_json::{Value, json};
 
 /// Creates groups of two roles with three pods in memory, and changes their images in place.
@@ -116,7 +115,7 @@ impl PlansBench {
     fn reconcile(&mut self, key: &ResourceKey) {
         let started = Instant::now();
         let snapshot = self.observed.snapshot(key, self.server.now).unwrap();
-        let plan = plan_for(&snapshot, GangScheduler::default(), self.server.now).unwrap();
+        let plan = plan_for(&snapshot, PlanSettings::default(), self.server.now).unwrap();
         let mut took = started.elapsed();
         if let Some(at) = plan.requeue_at {
             self.scheduled.insert(key.clone(), at);

@@ -31,8 +31,14 @@ const MAX_RECENT: usize = 4096;
 const MAX_NOTE: usize = 1024;
 
 /// Condition reasons that emit a warning.
-const WARNINGS: [&str; 5] =
-    ["InvalidSpec", "RestartPolicyTriggered", status::TIMED_OUT, status::CANNOT_PULL, status::NOT_PULLED];
+const WARNINGS: [&str; 6] = [
+    status::INVALID_SPEC,
+    status::LIMIT_EXCEEDED,
+    "RestartPolicyTriggered",
+    status::TIMED_OUT,
+    status::CANNOT_PULL,
+    status::NOT_PULLED,
+];
 
 /// An event about an object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -51,6 +57,11 @@ impl EventRecord {
 
     pub(crate) fn warning(reason: &str, note: String) -> Self {
         Self { is_warning: true, reason: reason.to_owned(), note }
+    }
+
+    /// Whether it reports a spec that cannot be planned.
+    pub(crate) fn is_of_spec(&self) -> bool {
+        self.is_warning && [status::INVALID_SPEC, status::LIMIT_EXCEEDED].contains(&self.reason.as_str())
     }
 
     /// Events for a completed step; `before` is the object whose plan contains the step.

@@ -37,4 +37,4 @@ pub use controllers::{ApiServerTimeouts, OperatorOptions, client, run};
 pub use kind::ResourceKind;
 pub use kube_client::KubeClientError;
 pub use metrics::OperatorMetrics;
-pub use moongate_render::GangScheduler;
+pub use moongate_render::{GangScheduler, SizeLimits};

@@ -4,8 +4,8 @@
 //! the stored object already has, so that finalizers can be removed and roles scaled without fixing other errors first.
 
 use moongate_render::{
-    GangScheduler, GroupContext, PreservedFields, RenderError, ResolvedRole, RoleTarget, RuntimeProfiles,
-    group_set, render_workload,
+    GangScheduler, GroupContext, PodLocations, PreservedFields, RenderError, ResolvedRole, RoleTarget,
+    RuntimeProfiles, SizeLimitError, SizeLimits, discovery_config_map, group_set, render_workload,
 };
 use rbg_api::v1alpha2::{
     RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleBasedGroupSet, RoleSpec, RollingUpdate,
@@ -76,6 +76,9 @@ pub enum ValidationError {
         /// Replicas in the new spec.
         wanted: i32,
     },
+    /// The object requests too many objects.
+    #[error(transparent)]
+    Limit(#[from] SizeLimitError),
     /// The error that the controller would report for the spec.
     #[error(transparent)]
     Spec(#[from] GroupPlanError),
@@ -83,25 +86,36 @@ pub enum ValidationError {
 
 /// Validates a group; `old` is the stored object.
 #[must_use]
-pub fn validate_group(new: &RoleBasedGroup, old: Option<&RoleBasedGroup>) -> Vec<ValidationError> {
+pub fn validate_group(
+    new: &RoleBasedGroup,
+    old: Option<&RoleBasedGroup>,
+    limits: SizeLimits,
+) -> Vec<ValidationError> {
     let mut errors = Vec::new();
     let name = new.metadata.name.clone().unwrap_or_default();
     if old.is_none() && !is_label(&name) {
         errors.push(ValidationError::Name(name));
     }
-    errors.extend(validate_spec(new, old));
+    errors.extend(validate_spec(new, old, limits));
     errors
 }
 
 /// Validates a set of groups; `old` is the stored object.
 #[must_use]
-pub fn validate_group_set(new: &RoleBasedGroupSet, old: Option<&RoleBasedGroupSet>) -> Vec<ValidationError> {
+pub fn validate_group_set(
+    new: &RoleBasedGroupSet,
+    old: Option<&RoleBasedGroupSet>,
+    limits: SizeLimits,
+) -> Vec<ValidationError> {
     let mut errors = Vec::new();
     let name = new.metadata.name.clone().unwrap_or_default();
     if old.is_none() && !is_label(&format!("{name}-0")) {
         errors.push(ValidationError::SetName(name));
     }
-    errors.extend(validate_spec(&first_group(new), old.map(first_group).as_ref()));
+    let limit_error = |set: &RoleBasedGroupSet| limits.check_group_set(set.spec.replicas).err();
+    let before = old.and_then(limit_error);
+    errors.extend(limit_error(new).filter(|error| before.as_ref() != Some(error)).map(Into::into));
+    errors.extend(validate_spec(&first_group(new), old.map(first_group).as_ref(), limits));
     errors
 }
 
@@ -138,9 +152,13 @@ pub fn validate_scaled_replicas(
     })
 }
 
-fn validate_spec(new: &RoleBasedGroup, old: Option<&RoleBasedGroup>) -> Vec<ValidationError> {
-    let mut errors = spec_errors(new);
-    if let Some(before) = old.map(spec_errors) {
+fn validate_spec(
+    new: &RoleBasedGroup,
+    old: Option<&RoleBasedGroup>,
+    limits: SizeLimits,
+) -> Vec<ValidationError> {
+    let mut errors = spec_errors(new, limits);
+    if let Some(before) = old.map(|old| spec_errors(old, limits)) {
         errors.retain(|error| !before.contains(error));
     }
     for role in &new.spec.roles {
@@ -155,7 +173,7 @@ fn validate_spec(new: &RoleBasedGroup, old: Option<&RoleBasedGroup>) -> Vec<Vali
 }
 
 /// Errors of the spec that do not depend on the cluster.
-fn spec_errors(group: &RoleBasedGroup) -> Vec<ValidationError> {
+fn spec_errors(group: &RoleBasedGroup, limits: SizeLimits) -> Vec<ValidationError> {
     let spec = &group.spec;
     let names = spec.roles.iter().map(|role| &role.name);
     let mut errors: Vec<_> =
@@ -180,7 +198,30 @@ fn spec_errors(group: &RoleBasedGroup) -> Vec<ValidationError> {
             Err(error) => errors.push(ValidationError::Spec(error.into())),
         }
     }
+    errors.extend(size_error(group, &profiles, limits).map(Into::into));
     errors
+}
+
+/// Whether the group is too large. Roles that cannot be rendered do not count; their errors are reported as well.
+fn size_error(
+    group: &RoleBasedGroup,
+    profiles: &RuntimeProfiles,
+    limits: SizeLimits,
+) -> Option<SizeLimitError> {
+    let mut object =
+        RoleBasedGroup::new(group.metadata.name.as_deref().unwrap_or("group"), group.spec.clone());
+    object.metadata.namespace = Some("namespace".to_owned());
+    let context = GroupContext::new(&object, profiles, GangScheduler::default()).ok()?;
+    let roles: Vec<ResolvedRole<'_>> =
+        object.spec.roles.iter().filter_map(|role| ResolvedRole::new(context, role).ok()).collect();
+    if let Err(error) = limits.check_roles(roles.iter().map(|role| (role, role.replicas()))) {
+        return Some(error);
+    }
+    let targets = object.spec.roles.iter().map(|role| (role.name.clone(), RoleTarget::of(role))).collect();
+    match discovery_config_map(context, &targets, &PodLocations::new()) {
+        Err(RenderError::Limit(error)) => Some(error),
+        _ => None,
+    }
 }
 
 fn render(object: &RoleBasedGroup, profiles: &RuntimeProfiles, role: &RoleSpec) -> Result<(), RenderError> {
@@ -243,6 +284,8 @@ mod tests {
 
     use super::*;
 
+    const LIMITS: SizeLimits = SizeLimits { pods_per_group: 100, pods_per_instance: 10, groups_per_set: 5 };
+
     fn group_named(name: &str, roles: Value) -> RoleBasedGroup {
         serde_json::from_value(json!({ "metadata": { "name": name }, "spec": { "roles": roles } })).unwrap()
     }
@@ -257,23 +300,26 @@ mod tests {
     }
 
     fn errors(new: &RoleBasedGroup, old: Option<&RoleBasedGroup>) -> String {
-        validate_group(new, old).iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+        validate_group(new, old, LIMITS).iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
     }
 
     #[test]
     fn new_objects_need_dns_labels_as_names() {
         let good = json!([role(1, json!({}))]);
         for name in ["g", "0-g", &"g".repeat(63)] {
-            assert_eq!(validate_group(&group_named(name, good.clone()), None), []);
+            assert_eq!(validate_group(&group_named(name, good.clone()), None, LIMITS), []);
         }
         for name in ["", "a.b", "A", "-a", "a-", "ä", &"g".repeat(64)] {
             let new = group_named(name, good.clone());
-            assert_eq!(validate_group(&new, None), [ValidationError::Name(name.to_owned())]);
-            assert_eq!(validate_group(&new, Some(&new)), []);
+            assert_eq!(validate_group(&new, None, LIMITS), [ValidationError::Name(name.to_owned())]);
+            assert_eq!(validate_group(&new, Some(&new), LIMITS), []);
         }
         let mut role = role(1, json!({}));
         role["name"] = "R".into();
-        assert!(validate_group(&group_of(role), None).contains(&ValidationError::RoleName("R".to_owned())));
+        assert!(
+            validate_group(&group_of(role), None, LIMITS)
+                .contains(&ValidationError::RoleName("R".to_owned()))
+        );
     }
 
     #[test]
@@ -283,10 +329,11 @@ mod tests {
             serde_json::from_value(json!({ "metadata": { "name": name }, "spec": spec })).unwrap()
         };
         let good = json!([role(1, json!({}))]);
-        assert_eq!(validate_group_set(&set_of(&"s".repeat(61), good.clone()), None), []);
+        assert_eq!(validate_group_set(&set_of(&"s".repeat(61), good.clone()), None, LIMITS), []);
         let long = "s".repeat(62);
-        assert_eq!(validate_group_set(&set_of(&long, good), None), [ValidationError::SetName(long)]);
-        let refused = validate_group_set(&set_of("s", json!([role(2, json!({ "partition": 2 }))])), None);
+        assert_eq!(validate_group_set(&set_of(&long, good), None, LIMITS), [ValidationError::SetName(long)]);
+        let refused =
+            validate_group_set(&set_of("s", json!([role(2, json!({ "partition": 2 }))])), None, LIMITS);
         assert!(matches!(refused[..], [ValidationError::Partition { partition: 2, .. }]));
     }
 
@@ -309,7 +356,7 @@ mod tests {
             (3, json!({ "partition": "60%" })),
             (0, json!({ "partition": 7, "maxUnavailable": "10%" })),
         ] {
-            assert_eq!(validate_group(&group_of(role(replicas, rolling)), None), []);
+            assert_eq!(validate_group(&group_of(role(replicas, rolling)), None, LIMITS), []);
         }
     }
 
@@ -318,13 +365,13 @@ mod tests {
         let rolling = json!({ "partition": 2, "maxUnavailable": "30%" });
         let old = group_of(role(5, rolling.clone()));
         let scaled_down = group_of(role(2, rolling));
-        assert_eq!(validate_group(&scaled_down, Some(&old)), []);
+        assert_eq!(validate_group(&scaled_down, Some(&old), LIMITS), []);
         let other_partition = group_of(role(2, json!({ "partition": 3 })));
         assert!(errors(&other_partition, Some(&old)).contains("amounts to 3"));
 
         let broken = group_of(json!({ "name": "r" }));
         assert!(errors(&broken, None).contains("none of standalonePattern"));
-        assert_eq!(validate_group(&broken, Some(&broken)), []);
+        assert_eq!(validate_group(&broken, Some(&broken), LIMITS), []);
         let mut worse = broken.clone();
         worse.spec.roles[0].dependencies = vec!["other".to_owned()];
         assert!(errors(&worse, Some(&broken)).contains("no role of this group"));
@@ -348,7 +395,7 @@ mod tests {
             assert!(refused.contains(text), "{refused}");
         }
         let profile = with("engineRuntimes", json!([{ "profileName": "comes-later" }]));
-        assert_eq!(validate_group(&group_of(profile), None), []);
+        assert_eq!(validate_group(&group_of(profile), None, LIMITS), []);
     }
 
     #[test]
@@ -356,9 +403,9 @@ mod tests {
         let mut invalid = group_of(role(1, json!({})));
         invalid.metadata.annotations = Some([(keys::TOPOLOGY_LADDER.to_owned(), "host".to_owned())].into());
         assert!(errors(&invalid, None).contains("`host` is not a level"));
-        assert_eq!(validate_group(&invalid, Some(&invalid)), []);
+        assert_eq!(validate_group(&invalid, Some(&invalid), LIMITS), []);
         let object = json!({ "metadata": { "name": "s" }, "spec": { "groupTemplate": invalid } });
-        assert_eq!(validate_group_set(&serde_json::from_value(object).unwrap(), None).len(), 1);
+        assert_eq!(validate_group_set(&serde_json::from_value(object).unwrap(), None, LIMITS).len(), 1);
     }
 
     #[test]
@@ -379,5 +426,34 @@ mod tests {
         assert_eq!(validate_scaled_replicas(role, &adapter(Value::Null)), None);
         let refused = validate_scaled_replicas(role, &adapter(json!(2))).unwrap().to_string();
         assert!(refused.contains("`g-r`, which requests 2"), "{refused}");
+    }
+
+    #[test]
+    fn objects_that_request_too_many_objects_are_rejected() {
+        let large = group_of(role(i32::MAX, json!({})));
+        let refused = errors(&large, None);
+        assert!(refused.contains("role `r` with 2147483647 replicas"), "{refused}");
+        assert!(refused.contains("at most 100 are allowed; lower the replicas"), "{refused}");
+        assert_eq!(validate_group(&large, Some(&large), LIMITS), [], "finalizers can be removed");
+        assert_eq!(validate_group(&group_of(role(100, json!({}))), None, LIMITS), []);
+        let set = |replicas: i32| -> RoleBasedGroupSet {
+            let spec = json!({ "replicas": replicas, "groupTemplate": { "spec": { "roles": [role(1, json!({}))] } } });
+            serde_json::from_value(json!({ "metadata": { "name": "s" }, "spec": spec })).unwrap()
+        };
+        let error = SizeLimitError::GroupsPerSet { replicas: 6, limit: 5 };
+        assert_eq!(validate_group_set(&set(6), None, LIMITS), [error.into()]);
+        assert_eq!(validate_group_set(&set(6), Some(&set(6)), LIMITS), []);
+        assert_eq!(validate_group_set(&set(5), None, LIMITS), []);
+    }
+
+    #[test]
+    fn a_discovery_file_beyond_the_limit_is_rejected() {
+        let limits = SizeLimits { pods_per_group: 20_000, ..LIMITS };
+        let refused = |replicas| validate_group(&group_of(role(replicas, json!({}))), None, limits);
+        assert_eq!(refused(10_000), []);
+        let mut long = group_of(role(20_000, json!({})));
+        long.metadata.name = Some("g".repeat(40));
+        let errors = validate_group(&long, None, limits);
+        assert!(matches!(errors[..], [ValidationError::Limit(SizeLimitError::DiscoveryFile { .. })]));
     }
 }

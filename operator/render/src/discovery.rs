@@ -11,6 +11,7 @@ use crate::gang;
 use crate::group::GroupContext;
 use crate::manifest::Manifest;
 use crate::role::{ResolvedRole, RolePattern, RoleTarget};
+use crate::size_limits::{MAX_DISCOVERY_FILE, SizeLimitError};
 use crate::workload_kind::WorkloadKind;
 
 #[derive(Serialize)]
@@ -105,7 +106,11 @@ fn render_file(
     // One line per address, whatever its length, since simple parsers read this file too.
     let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
     let text = serde_saphyr::to_string_with_options(&DiscoveryDocument { group: entry, roles }, options);
-    text.map(Some).map_err(|error| RenderError::DiscoveryFile(error.into()))
+    let text = text.map_err(|error| RenderError::DiscoveryFile(error.into()))?;
+    if text.len() > MAX_DISCOVERY_FILE {
+        return Err(SizeLimitError::DiscoveryFile { bytes: text.len(), limit: MAX_DISCOVERY_FILE }.into());
+    }
+    Ok(Some(text))
 }
 
 fn instance(role: &ResolvedRole<'_>, ordinal: i32, locations: &PodLocations) -> InstanceEntry {

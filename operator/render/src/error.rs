@@ -7,12 +7,17 @@ use std::sync::Arc;
 use rbg_api::keys;
 use rbg_api::merge::MergeError;
 
+use crate::size_limits::SizeLimitError;
+
 /// Error in a spec; its text is shown to the author of the spec.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RenderError {
     /// The object lacks a name or namespace.
     #[error("the object has no `metadata.{0}`")]
     NoMetadata(&'static str),
+    /// The object requests too many objects.
+    #[error(transparent)]
+    Limit(#[from] SizeLimitError),
     /// The role has no pattern.
     #[error(
         "role `{0}` has none of standalonePattern, leaderWorkerPattern and customComponentsPattern; one is needed"

@@ -51,9 +51,9 @@ pub(crate) fn pods(group: GroupContext<'_>) -> i64 {
     roles
         .map(|spec| {
             let role = ResolvedRole::new(group, spec);
-            i64::from(role.map_or(1, |role| role.instance_size())) * i64::from(spec.replicas)
+            i64::from(role.map_or(1, |role| role.instance_size())).saturating_mul(spec.replicas.into())
         })
-        .sum()
+        .fold(0, i64::saturating_add)
 }
 
 /// Adds the reference to the PodGroup to the pod template.

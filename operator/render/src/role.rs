@@ -132,7 +132,10 @@ impl<'a> ResolvedRole<'a> {
                 pattern.size.unwrap_or(1).max(1)
             }
             RolePattern::LeaderWorker(_) => 1,
-            RolePattern::Custom(pattern) => pattern.components.iter().map(|component| component.size()).sum(),
+            RolePattern::Custom(pattern) => {
+                let sizes = pattern.components.iter().map(|component| component.size());
+                sizes.fold(0, i32::saturating_add)
+            }
         }
     }
 

@@ -100,7 +100,7 @@ fn instance_template(role: &ResolvedRole<'_>) -> Result<Value, RenderError> {
                     "template": templates.component(component)?,
                 }))
             });
-            components.collect::<Result<Value, _>>()?
+            components.collect::<Result<Value, RenderError>>()?
         }
     };
     Ok(json!({ "restartPolicyConfig": restart_policy(role), "components": components }))

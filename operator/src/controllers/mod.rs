@@ -3,6 +3,7 @@
 mod hook_client;
 mod leader_election;
 mod reconcile;
+mod stalled;
 mod timeouts;
 
 use std::ops::Range;
@@ -13,13 +14,14 @@ use std::time::Duration;
 use kube::client::{Body, ClientBuilder};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
-use moongate_render::GangScheduler;
+use moongate_render::{GangScheduler, SizeLimits};
 use moongate_runtime::Supervisor;
 use moongate_telemetry::Tracer;
 use tower::layer::layer_fn;
 use tower::util::MapRequestLayer;
 
 use crate::events::EventRecorder;
+use crate::plan::PlanSettings;
 use crate::resource_cache::{KindWatcher, ObservedCluster};
 use crate::resource_writer::ResourceWriter;
 use crate::{KubeClientError, OperatorMetrics, ResourceKind};
@@ -42,6 +44,8 @@ pub struct OperatorOptions {
     pub lease_duration: Duration,
     /// The scheduler that handles gangs.
     pub gang_scheduler: GangScheduler,
+    /// Maximum numbers of objects that one object may request.
+    pub size_limits: SizeLimits,
     /// Range of ports to allocate for pods; `None` turns allocation off.
     pub ports: Option<Range<u16>>,
     /// Timeouts of the API server.
@@ -59,6 +63,7 @@ impl Default for OperatorOptions {
             lease: None,
             lease_duration: Duration::from_secs(15),
             gang_scheduler: GangScheduler::default(),
+            size_limits: SizeLimits::default(),
             ports: None,
             limits: ApiServerTimeouts::default(),
             metrics: Arc::default(),
@@ -84,7 +89,7 @@ pub enum OperatorError {
 struct ControllerContext {
     cluster: Arc<ObservedCluster>,
     writer: ResourceWriter,
-    gang_scheduler: GangScheduler,
+    plan_settings: PlanSettings,
     event_recorder: EventRecorder,
     hook_client: hook_client::HookClient,
     metrics: Arc<OperatorMetrics>,
@@ -116,7 +121,10 @@ pub async fn run(options: OperatorOptions, supervisor: &Supervisor) -> Result<()
     let shared = Arc::new(ControllerContext {
         cluster: Arc::clone(&cluster),
         writer: ResourceWriter::new(client.clone()),
-        gang_scheduler: options.gang_scheduler,
+        plan_settings: PlanSettings {
+            gang_scheduler: options.gang_scheduler,
+            size_limits: options.size_limits,
+        },
         event_recorder,
         hook_client: hook_client::HookClient::new(supervisor)?,
         metrics: Arc::clone(&metrics),

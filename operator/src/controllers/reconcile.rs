@@ -7,10 +7,10 @@ use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{ControllerContext, hook_client};
+use super::{ControllerContext, hook_client, stalled};
 use crate::events::EventRecord;
 use crate::metrics::ReconcileOutcome;
-use crate::plan::{PlanError, ReconcilePlan, plan_for};
+use crate::plan::{self, PlanError, PlanStep, ReconcilePlan, plan_for};
 use crate::resource_cache::{ObservedResource, ResourceKey};
 use crate::spans::ReconcileSpan;
 
@@ -65,8 +65,11 @@ async fn reconcile(
             return ReconcileOutcome::Failed;
         }
         Err(error) => {
-            tracing::warn!(kind = key.kind.name(), namespace = key.namespace, name = key.name, %error, "invalid spec, not reconciled");
-            shared.event_recorder.record(live, [EventRecord::warning("InvalidSpec", error.to_string())]);
+            let (reason, text) = (plan::condition_reason(&error), error.to_string());
+            if stalled::report(shared, key, (reason, &text)).await {
+                log_unplanned(key, reason, &text);
+            }
+            shared.event_recorder.record(live, [EventRecord::warning(reason, text)]);
             ReconcileSpan::planned(&shared.traces, live, started, 0).record_plan_error(&error);
             return ReconcileOutcome::InvalidSpec;
         }
@@ -90,9 +93,7 @@ async fn reconcile(
         write_span.finish(&outcome);
         match outcome {
             Ok(change) => {
-                shared
-                    .event_recorder
-                    .record(live, EventRecord::for_step(step, || live.read().unwrap_or_default()));
+                record_events(shared, live, step);
                 if let Some(change) = change {
                     shared.cluster.apply(change);
                 }
@@ -108,7 +109,31 @@ async fn reconcile(
         }
     }
     span.finish();
+    if plan.is_truncated {
+        shared.cluster.schedule(Instant::now(), key.clone());
+    }
     ReconcileOutcome::Done
+}
+
+/// Records the events of a completed step. A spec that has just been found unplannable is logged as well: once, since its event is
+/// derived from a change of the status.
+fn record_events(shared: &ControllerContext, live: &ObservedResource, step: &PlanStep) {
+    let records = EventRecord::for_step(step, || live.read().unwrap_or_default());
+    for record in records.iter().filter(|record| record.is_of_spec()) {
+        log_unplanned(&live.key, &record.reason, &record.note);
+    }
+    shared.event_recorder.record(live, records);
+}
+
+fn log_unplanned(key: &ResourceKey, reason: &str, error: &str) {
+    tracing::warn!(
+        kind = key.kind.name(),
+        namespace = key.namespace,
+        name = key.name,
+        reason,
+        error,
+        "invalid spec, not reconciled"
+    );
 }
 
 /// Plans from a snapshot, and reserves the ports that the plan chose. Plans again if another worker has taken one of them
@@ -119,7 +144,7 @@ fn plan(shared: &ControllerContext, key: &ResourceKey) -> Result<Option<Reconcil
         let Some(snapshot) = shared.cluster.snapshot(key, now) else {
             return Ok(Some(ReconcilePlan::default()));
         };
-        let plan = plan_for(&snapshot, shared.gang_scheduler, now)?;
+        let plan = plan_for(&snapshot, shared.plan_settings, now)?;
         if shared.cluster.reserve_ports(&plan.port_choices, now) {
             return Ok(Some(plan));
         }

@@ -21,7 +21,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::ResourceKind;
-use crate::plan::plan_for;
+use crate::plan::{PlanSettings, plan_for};
 use crate::resource_cache::{ResourceCache, ResourceKey};
 use crate::time::add_duration;
 use crate::upgrade_hook::HookResult;
@@ -149,7 +149,8 @@ impl<'a> ForecastRun<'a> {
             self.scheduled.remove(key);
             return;
         };
-        let plan = match plan_for(&snapshot, self.gang, self.server.now) {
+        let settings = PlanSettings { gang_scheduler: self.gang, ..PlanSettings::default() };
+        let plan = match plan_for(&snapshot, settings, self.server.now) {
             Ok(plan) => plan,
             Err(error) => {
                 let problem = format!("{} {}: {error}", key.kind.name(), key.name);

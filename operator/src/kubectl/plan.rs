@@ -13,7 +13,7 @@ use super::edit::text;
 use super::error::{KubectlError, ManifestFileError};
 use super::output_format::{count, indented, table};
 use crate::forecast::{ForecastStep, RolloutForecast, SimulatedApiServer, StepEffect, forecast};
-use crate::{ResourceKind, validation};
+use crate::{ResourceKind, SizeLimits, validation};
 
 /// Preview of a change: differences and rollout forecast.
 #[derive(Debug, Clone, Serialize)]
@@ -142,7 +142,7 @@ fn check(wanted: &Value, live: Option<&Value>) -> Result<(), KubectlError> {
         serde_json::from_value::<RoleBasedGroup>(object.clone()).map_err(KubectlError::InvalidGroup)
     };
     let (wanted, live) = (read(wanted)?, live.map(read).transpose()?);
-    let errors = validation::validate_group(&wanted, live.as_ref());
+    let errors = validation::validate_group(&wanted, live.as_ref(), SizeLimits::default());
     if errors.is_empty() { Ok(()) } else { Err(KubectlError::Refused(errors)) }
 }
 

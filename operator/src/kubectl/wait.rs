@@ -32,7 +32,10 @@ impl RolloutProgress {
         let typed: Option<RoleBasedGroup> = serde_json::from_value(group.clone()).ok();
         let conditions = || group["status"]["conditions"].as_array().into_iter().flatten();
         let is_observed = group["status"]["observedGeneration"] == group["metadata"]["generation"];
-        let refused = conditions().find(|one| one["reason"] == "InvalidSpec" && one["type"] == "Ready");
+        let refused = conditions().find(|one| {
+            let is_of_spec = one["reason"] == status::INVALID_SPEC || one["reason"] == status::LIMIT_EXCEEDED;
+            is_of_spec && one["type"] == "Ready"
+        });
         if let Some(refused) = refused.filter(|_| is_observed) {
             return Self::Stuck(text(&refused["message"]));
         }

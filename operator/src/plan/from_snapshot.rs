@@ -6,7 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::Timestamp;
-use moongate_render::{GangScheduler, RuntimeProfiles};
+use moongate_render::RuntimeProfiles;
 use rbg_api::v1alpha2::{
     ClusterEngineRuntimeProfile, RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleBasedGroupSet,
     RoleBasedGroupWarmup, RoleInstance, RoleInstanceSet,
@@ -15,8 +15,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{
-    AdapterInput, GroupInput, GroupSetInput, InstanceInput, InstanceSetInput, PlanError, ReconcilePlan,
-    WarmupInput,
+    AdapterInput, GroupInput, GroupSetInput, InstanceInput, InstanceSetInput, PlanError, PlanSettings,
+    ReconcilePlan, WarmupInput,
 };
 use crate::ResourceKind;
 use crate::resource_cache::{ObservedResource, ResourceKey, ResourceSnapshot};
@@ -28,26 +28,28 @@ use crate::status;
 /// [`PlanError`].
 pub fn plan_for(
     snapshot: &ResourceSnapshot,
-    gang: GangScheduler,
+    settings: PlanSettings,
     now: Timestamp,
 ) -> Result<ReconcilePlan, PlanError> {
     let live = snapshot.subject();
+    let limits = settings.size_limits;
     match live.key.kind {
         ResourceKind::GroupSet => {
             let Some(set) = live.read::<RoleBasedGroupSet>() else { return Ok(ReconcilePlan::default()) };
             let groups: Vec<RoleBasedGroup> = children(snapshot, live, ResourceKind::Group);
             let exists = |name: &str| named(snapshot, ResourceKind::Group, name).is_some();
-            super::group_set(GroupSetInput { set: &set, groups: &groups, exists: &exists, now })
+            super::group_set(GroupSetInput { set: &set, groups: &groups, exists: &exists, limits, now })
         }
-        ResourceKind::Group => Ok(group(snapshot, gang, now)),
+        ResourceKind::Group => Ok(group(snapshot, settings, now)),
         ResourceKind::Adapter => Ok(adapter(snapshot, now)),
         ResourceKind::Set => {
             let Some(set) = live.read::<RoleInstanceSet>() else { return Ok(ReconcilePlan::default()) };
             let revisions: Vec<ControllerRevision> = children(snapshot, live, ResourceKind::Revision);
             let instances: Vec<RoleInstance> = children(snapshot, live, ResourceKind::Instance);
-            super::set(InstanceSetInput { set: &set, revisions: &revisions, instances: &instances, now })
+            let (revisions, instances) = (&revisions, &instances);
+            super::set(InstanceSetInput { set: &set, revisions, instances, limits, now })
         }
-        ResourceKind::Instance => instance(snapshot, now),
+        ResourceKind::Instance => instance(snapshot, settings, now),
         ResourceKind::Warmup => warmup(snapshot, now),
         _ => Ok(ReconcilePlan::default()),
     }
@@ -66,7 +68,11 @@ fn adapter(snapshot: &ResourceSnapshot, now: Timestamp) -> ReconcilePlan {
     super::adapter(AdapterInput { adapter: &adapter, group: group.as_ref(), workload, now })
 }
 
-fn instance(snapshot: &ResourceSnapshot, now: Timestamp) -> Result<ReconcilePlan, PlanError> {
+fn instance(
+    snapshot: &ResourceSnapshot,
+    settings: PlanSettings,
+    now: Timestamp,
+) -> Result<ReconcilePlan, PlanError> {
     let live = snapshot.subject();
     let Some(instance) = live.read::<RoleInstance>() else { return Ok(ReconcilePlan::default()) };
     let revisions: Vec<ControllerRevision> = children(snapshot, live, ResourceKind::Revision);
@@ -77,6 +83,7 @@ fn instance(snapshot: &ResourceSnapshot, now: Timestamp) -> Result<ReconcilePlan
         revisions: &revisions,
         pods: &pods,
         pulls: &pulls,
+        limits: settings.size_limits,
         ports: snapshot.ports(),
         hook_result: &|call| snapshot.hook_result(call),
         nodes: &|name| node_labels(snapshot, name),
@@ -103,7 +110,7 @@ fn group_pods(snapshot: &ResourceSnapshot) -> Vec<Pod> {
     snapshot.group_pods().iter().filter_map(|live| live.read()).collect()
 }
 
-fn group(snapshot: &ResourceSnapshot, gang: GangScheduler, now: Timestamp) -> ReconcilePlan {
+fn group(snapshot: &ResourceSnapshot, settings: PlanSettings, now: Timestamp) -> ReconcilePlan {
     let live = snapshot.subject();
     let Some(group) = live.read::<RoleBasedGroup>() else { return ReconcilePlan::default() };
     let revisions: Vec<ControllerRevision> = children(snapshot, live, ResourceKind::Revision);
@@ -118,7 +125,8 @@ fn group(snapshot: &ResourceSnapshot, gang: GangScheduler, now: Timestamp) -> Re
     super::group(GroupInput {
         group: &group,
         profiles: &profiles,
-        gang,
+        gang: settings.gang_scheduler,
+        limits: settings.size_limits,
         revisions: &revisions,
         workloads: &workloads,
         adapters: &adapters,

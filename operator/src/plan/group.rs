@@ -7,8 +7,9 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use moongate_render::revision::{RevisionMetadata, SpecRevision};
 use moongate_render::{
-    GangScheduler, GroupContext, Manifest, PreservedFields, ResolvedRole, RoleNames, RuntimeProfiles,
-    WorkloadKind, coordinated_policy, discovery_config_map, headless_service, pod_group, scaling_adapter,
+    GangScheduler, GroupContext, Manifest, PreservedFields, RenderError, ResolvedRole, RoleNames,
+    RuntimeProfiles, SizeLimits, WorkloadKind, coordinated_policy, discovery_config_map, headless_service,
+    pod_group, scaling_adapter,
 };
 use rbg_api::template::member_object;
 use rbg_api::v1alpha2::{CoordinatedPolicySpec, RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleSpec};
@@ -34,6 +35,7 @@ pub struct GroupInput<'a> {
     pub profiles: &'a RuntimeProfiles,
     /// The scheduler that handles gangs.
     pub gang: GangScheduler,
+    pub limits: SizeLimits,
     /// Stored revisions of the group.
     pub revisions: &'a [ControllerRevision],
     /// The workloads that the group controls.
@@ -67,14 +69,20 @@ pub fn group(input: GroupInput<'_>) -> ReconcilePlan {
     let as_run = with_running_patterns(input.group, input.workloads);
     let input = GroupInput { group: as_run.as_ref().unwrap_or(input.group), ..input };
     let mut states = Vec::new();
-    let refused = plan_roles(input, &mut plan, &mut states).err().map(|error| error.to_string());
+    let refused = plan_roles(input, &mut plan, &mut states).err();
     if refused.is_some() {
         plan.steps.clear();
     }
-    let mut after = status::group(input.group, &states, refused.as_deref(), input.now);
+    let refused = refused.map(|error| (error.reason(), error.to_string()));
+    let spec_error = refused.as_ref().map(|(reason, error)| (*reason, error.as_str()));
+    let mut after = status::group(input.group, &states, spec_error, input.now);
     let of_workload = |live: &Value| serde_json::from_value(live["status"]["conditions"].clone()).ok();
     let parts: Vec<Vec<Condition>> = input.workloads.iter().filter_map(of_workload).collect();
-    status::aggregate_waiting(&mut after.conditions, parts.iter().map(Vec::as_slice), input.now);
+    let parts = parts.iter().map(Vec::as_slice);
+    status::aggregate_waiting(&mut after.conditions, parts.clone(), input.now);
+    if spec_error.is_none() {
+        status::aggregate_stalled(&mut after.conditions, parts, input.now);
+    }
     let name = input.group.metadata.name.as_deref().unwrap_or_default();
     plan.status(ResourceKind::Group, name, input.group.status.as_ref(), &after);
     plan
@@ -118,6 +126,16 @@ pub enum GroupPlanError {
     Absent(ResourceKind),
 }
 
+impl GroupPlanError {
+    /// Reason in the conditions of the group.
+    pub(crate) fn reason(&self) -> &'static str {
+        match self {
+            Self::Render(error) => super::condition_reason(error),
+            _ => status::INVALID_SPEC,
+        }
+    }
+}
+
 fn plan_roles(
     input: GroupInput<'_>,
     plan: &mut ReconcilePlan,
@@ -126,6 +144,9 @@ fn plan_roles(
     let group = GroupContext::new(input.group, input.profiles, input.gang)?;
     check_dependencies(input.group)?;
     let roles = live_roles(input, group)?;
+    let replicas = |spec| adapter::replicas(input.adapters, spec).unwrap_or(spec.replicas);
+    let requested = roles.iter().map(|role| (&role.role, replicas(role.spec)));
+    input.limits.check_roles(requested).map_err(RenderError::from)?;
     let mut policy = policy(input, group, plan)?;
     policy.iter_mut().for_each(|policy| gang::remove_scaling_rules(group, policy));
     let targets = desired_roles(input, policy.as_ref(), &roles, plan);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::jiff::Timestamp;
-use moongate_render::{Manifest, group_set};
+use moongate_render::{Manifest, SizeLimitError, SizeLimits, group_set};
 use rbg_api::v1alpha2::{RoleBasedGroup, RoleBasedGroupSet, RoleBasedGroupSpec};
 use rbg_api::{IntOrPercent, RoundingMode, keys};
 use serde_json::Value;
@@ -21,6 +21,7 @@ pub struct GroupSetInput<'a> {
     pub groups: &'a [RoleBasedGroup],
     /// Whether any group has that name, including groups of other owners.
     pub exists: &'a dyn Fn(&str) -> bool,
+    pub limits: SizeLimits,
     pub now: Timestamp,
 }
 
@@ -35,10 +36,18 @@ pub fn group_set(input: GroupSetInput<'_>) -> Result<ReconcilePlan, PlanError> {
         return Ok(plan);
     }
     let replicas = set.spec.replicas.max(0);
+    if let Err(error) = input.limits.check_group_set(replicas) {
+        report_limit(input, &error, &mut plan);
+        return Ok(plan);
+    }
     let by_index = by_index(input, replicas, &mut plan);
     let mut observed = ObservedGroupSet { desired: replicas, ..ObservedGroupSet::default() };
     let mut old = Vec::new();
     for index in 0..replicas {
+        if plan.is_full() {
+            plan.is_truncated = true;
+            return Ok(plan);
+        }
         let Some(live) = by_index.get(&index) else {
             create_group(input, index, &mut plan, &mut observed)?;
             continue;
@@ -57,10 +66,28 @@ pub fn group_set(input: GroupSetInput<'_>) -> Result<ReconcilePlan, PlanError> {
     }
     observed.updating.extend(old.iter().map(|(live, _)| name(live).to_owned()));
     update(input, replicas, &by_index, old, &mut plan);
-    let after = status::group_set(set, &observed, input.now);
+    let mut after = status::group_set(set, &observed, input.now);
+    let parts = input.groups.iter().filter_map(|group| Some(group.status.as_ref()?.conditions.as_slice()));
+    status::aggregate_stalled(&mut after.conditions, parts, input.now);
     let set_name = set.metadata.name.as_deref().unwrap_or_default();
     plan.status(ResourceKind::GroupSet, set_name, set.status.as_ref(), &after);
     Ok(plan)
+}
+
+/// Reports that the set requests too many groups. Existing groups stay as they are.
+fn report_limit(input: GroupSetInput<'_>, error: &SizeLimitError, plan: &mut ReconcilePlan) {
+    let set = input.set;
+    let observed = ObservedGroupSet {
+        desired: set.spec.replicas,
+        replicas: i32::try_from(input.groups.len()).unwrap_or(i32::MAX),
+        ready: i32::try_from(input.groups.iter().filter(|group| status::is_group_ready(group)).count())
+            .unwrap_or(i32::MAX),
+        spec_error: Some((status::LIMIT_EXCEEDED, error.to_string())),
+        ..ObservedGroupSet::default()
+    };
+    let after = status::group_set(set, &observed, input.now);
+    let name = set.metadata.name.as_deref().unwrap_or_default();
+    plan.status(ResourceKind::GroupSet, name, set.status.as_ref(), &after);
 }
 
 fn name(group: &RoleBasedGroup) -> &str {

@@ -4,7 +4,7 @@ use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use moongate_render::revision::SpecRevision;
-use moongate_render::{OwnerRef, pod, pod_name};
+use moongate_render::{OwnerRef, SizeLimits, pod, pod_name};
 use rbg_api::keys;
 use rbg_api::v1alpha2::{InstanceComponent, RoleInstance};
 use serde_json::{Value, json};
@@ -30,6 +30,7 @@ pub struct InstanceInput<'a> {
     pub pods: &'a [Pod],
     /// Pods that pull images for the instance's pods.
     pub pulls: &'a [Pod],
+    pub limits: SizeLimits,
     /// Ports in use in the whole cluster.
     pub ports: &'a PortTable,
     /// Last response of a pod's hook.
@@ -49,6 +50,7 @@ pub fn instance(input: InstanceInput<'_>) -> Result<ReconcilePlan, PlanError> {
     if live.metadata.deletion_timestamp.is_some() {
         return Ok(plan);
     }
+    input.limits.check_instance(&live.spec.components)?;
     if ports::allocate_instance_ports(input, &mut plan)? {
         return Ok(plan);
     }
@@ -80,6 +82,7 @@ pub fn instance(input: InstanceInput<'_>) -> Result<ReconcilePlan, PlanError> {
     restart::settle(&mut after, input.now);
     hooks::set_hook_conditions(input, &pods, &mut after.conditions);
     pull.set_conditions(input, &mut after);
+    status::aggregate_stalled(&mut after.conditions, std::iter::empty(), input.now);
     after.conditions.retain(|condition| lifecycle::is_draining(live) || condition.kind != lifecycle::DRAINED);
     if lifecycle::is_draining(live) {
         let text = if is_draining { ("Draining", "pods are at work") } else { ("Drained", "") };

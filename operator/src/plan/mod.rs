@@ -42,13 +42,17 @@ pub use warmup::{WarmupInput, warmup};
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
-use moongate_render::{Manifest, RenderError};
+use moongate_render::{GangScheduler, Manifest, RenderError, SizeLimits};
 use serde_json::Value;
 
 use crate::ResourceKind;
 use crate::resource_cache::PortChoice;
+use crate::status;
 use crate::time::add_duration;
 use crate::upgrade_hook::HookCall;
+
+/// Steps of one plan. Further ones are left to the next plan, so that the memory that a plan takes is bounded.
+const MAX_STEPS: usize = 1000;
 
 /// Interval between two hook calls to a pod.
 const HOOK_POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -56,11 +60,30 @@ const HOOK_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Error for an object whose spec is invalid.
 pub type PlanError = RenderError;
 
+/// Settings of all plans.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PlanSettings {
+    /// The scheduler that handles gangs.
+    pub gang_scheduler: GangScheduler,
+    /// Maximum numbers of objects that one object may request.
+    pub size_limits: SizeLimits,
+}
+
+/// Reason in the conditions of an object that cannot be planned because of this error.
+pub(crate) fn condition_reason(error: &PlanError) -> &'static str {
+    match error {
+        RenderError::Limit(_) => status::LIMIT_EXCEEDED,
+        _ => status::INVALID_SPEC,
+    }
+}
+
 /// Steps for one object, in order. When a step fails, the steps after it are left to the next plan.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ReconcilePlan {
     /// Writes in the order in which they are carried out.
     pub steps: Vec<PlanStep>,
+    /// Whether steps were left to the next plan.
+    pub is_truncated: bool,
     /// When to reconcile again although nothing has changed.
     pub requeue_at: Option<Timestamp>,
     /// Hooks to call meanwhile. Their responses are input of the next plan.
@@ -114,7 +137,16 @@ pub enum WriteAction {
 
 impl ReconcilePlan {
     pub(crate) fn push(&mut self, action: WriteAction, reason: impl Into<String>) {
-        self.steps.push(PlanStep { action, reason: reason.into() });
+        if self.is_full() {
+            self.is_truncated = true;
+        } else {
+            self.steps.push(PlanStep { action, reason: reason.into() });
+        }
+    }
+
+    /// Whether further steps are left to the next plan.
+    pub(crate) fn is_full(&self) -> bool {
+        self.steps.len() >= MAX_STEPS
     }
 
     pub(crate) fn schedule_requeue(&mut self, at: Timestamp) {

@@ -42,6 +42,10 @@ pub(super) fn plan(
         return Ok(());
     }
     for ordinal in 0..end {
+        if plan.is_full() {
+            plan.is_truncated = true;
+            return Ok(());
+        }
         match by_ordinal.get(&ordinal) {
             Some(live) if view.ordered_ready && !is_ready(live) && view.is_updated(live) => return Ok(()),
             Some(_) => {}

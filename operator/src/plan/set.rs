@@ -7,7 +7,7 @@ use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use moongate_render::revision::SpecRevision;
-use moongate_render::{Manifest, OwnerRef};
+use moongate_render::{Manifest, OwnerRef, SizeLimits};
 use rbg_api::v1alpha2::{RoleInstance, RoleInstanceSet, RoleInstanceSpec, UpdateStrategy};
 use rbg_api::{IntOrPercent, RoundingMode, keys};
 use serde_json::{Value, json};
@@ -24,6 +24,7 @@ pub struct InstanceSetInput<'a> {
     pub revisions: &'a [ControllerRevision],
     /// Instances that the set controls.
     pub instances: &'a [RoleInstance],
+    pub limits: SizeLimits,
     pub now: Timestamp,
 }
 
@@ -53,6 +54,8 @@ pub fn set(input: InstanceSetInput<'_>) -> Result<ReconcilePlan, PlanError> {
     if set.metadata.deletion_timestamp.is_some() {
         return Ok(plan);
     }
+    let replicas = set.spec.replicas.unwrap_or(1);
+    input.limits.check_instance_set(replicas, &set.spec.role_instance_template.components)?;
     node_affinity::record_set_nodes(input, &mut plan);
     let view = view(input, &mut plan)?;
     let annotations = set.metadata.annotations.as_ref();
@@ -82,7 +85,8 @@ pub fn set(input: InstanceSetInput<'_>) -> Result<ReconcilePlan, PlanError> {
     let mut after = status::set(set, &facts);
     let parts =
         own_instances.iter().filter_map(|instance| Some(instance.status.as_ref()?.conditions.as_slice()));
-    status::aggregate_waiting(&mut after.conditions, parts, input.now);
+    status::aggregate_waiting(&mut after.conditions, parts.clone(), input.now);
+    status::aggregate_stalled(&mut after.conditions, parts, input.now);
     plan.status(ResourceKind::Set, name(set), set.status.as_ref(), &after);
     Ok(plan)
 }

@@ -50,6 +50,10 @@ pub(super) fn plan(
     let replicas = usize::try_from(view.replicas).unwrap_or(0);
     let surge = to_update.min(usize::try_from(view.max_surge).unwrap_or(0));
     for (index, id) in (live_instances.len()..replicas + surge).zip(free_ids(set, own)) {
+        if plan.is_full() {
+            plan.is_truncated = true;
+            return Ok(());
+        }
         create_instance(view, own, (index, &id), plan)?;
     }
     if live_instances.len() > replicas + surge {

@@ -70,9 +70,15 @@ impl ObservedCluster {
 
     /// Applies a change that the response to a write or a watch event reports.
     pub(crate) fn apply(&self, change: ObservedChange) {
-        self.update(|cache| match change {
-            ObservedChange::Present(kind, object) => cache.upsert(kind, *object),
-            ObservedChange::Gone(key, uid) => cache.remove(&key, &uid),
+        self.update(|cache| apply_to(cache, change));
+    }
+
+    /// Applies a change, and queues the keys that it affects except for one.
+    pub(crate) fn apply_without_requeue(&self, change: ObservedChange, except: &ResourceKey) {
+        self.update(|cache| {
+            let mut affected = apply_to(cache, change);
+            affected.retain(|key| key != except);
+            affected
         });
     }
 
@@ -147,5 +153,12 @@ impl ObservedCluster {
     #[must_use]
     pub(crate) fn reserve_ports(&self, choices: &[PortChoice], now: Timestamp) -> bool {
         self.cache.lock().reserve_ports(choices, now)
+    }
+}
+
+fn apply_to(cache: &mut ResourceCache, change: ObservedChange) -> Vec<ResourceKey> {
+    match change {
+        ObservedChange::Present(kind, object) => cache.upsert(kind, *object),
+        ObservedChange::Gone(key, uid) => cache.remove(&key, &uid),
     }
 }

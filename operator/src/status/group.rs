@@ -3,7 +3,7 @@
 use k8s_openapi::jiff::Timestamp;
 use rbg_api::v1alpha2::{RoleBasedGroup, RoleBasedGroupStatus, RoleStatus};
 
-use super::{has, set_condition};
+use super::{has, set_condition, set_stalled};
 
 /// Observed state of one role.
 #[derive(Debug, Clone, Default)]
@@ -56,12 +56,13 @@ pub fn is_group_settled(group: &RoleBasedGroup) -> bool {
     is_group_ready(group) && !has_condition("Progressing") && !has_condition("RollingUpdateInProgress")
 }
 
-/// Computes the status. For an invalid spec, the roles' numbers stay as they are.
+/// Computes the status. For a spec that cannot be planned, `spec_error` is the reason and the error, and the roles' numbers
+/// stay as they are.
 #[must_use]
 pub fn group(
     group: &RoleBasedGroup,
     roles: &[ObservedRoleStatus],
-    spec_error: Option<&str>,
+    spec_error: Option<(&str, &str)>,
     now: Timestamp,
 ) -> RoleBasedGroupStatus {
     let mut status = group.status.clone().unwrap_or_default();
@@ -85,7 +86,7 @@ pub fn group(
     let conditions = &mut status.conditions;
     let waiting = format!("not ready: {unready}");
     let (ready, reason, message) = match spec_error {
-        Some(why) => (false, "InvalidSpec", why),
+        Some((reason, why)) => (false, reason, why),
         None if unready.is_empty() => (true, "AllRolesReady", "All roles are ready"),
         None => (false, "RoleNotReady", waiting.as_str()),
     };
@@ -93,7 +94,7 @@ pub fn group(
     let blocked = roles.iter().find_map(|role| role.blocked_by.as_deref());
     let is_progressing = spec_error.is_none() && !(unready.is_empty() && rolling.is_empty());
     let text = match (spec_error, blocked) {
-        (Some(why), _) => ("InvalidSpec", why),
+        (Some(text), _) => text,
         (None, Some(blocked)) => ("WaitingForDependency", blocked),
         (None, None) if is_progressing => ("RolesChanging", ""),
         (None, None) => ("Settled", ""),
@@ -102,5 +103,8 @@ pub fn group(
     let updating = format!("being updated: {rolling}");
     let text = if rolling.is_empty() { ("UpToDate", "") } else { ("RolesUpdating", updating.as_str()) };
     set_condition(conditions, "RollingUpdateInProgress", !rolling.is_empty(), text, now);
+    if let Some(text) = spec_error {
+        set_stalled(conditions, text, now);
+    }
     status
 }

@@ -19,7 +19,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
 use kube::{Api, Client};
-use moongate_render::RoleNames;
+use moongate_render::{RoleNames, SizeLimits};
 use moongate_runtime::Supervisor;
 use moongate_runtime::net::TcpListener;
 use rbg_api::v1alpha2::{RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleBasedGroupSet};
@@ -48,6 +48,8 @@ pub struct WebhookOptions {
     pub port: u16,
     /// Name of the Secret that stores the certificate.
     pub secret: String,
+    /// Maximum numbers of objects that one object may request.
+    pub size_limits: SizeLimits,
 }
 
 /// Serves the webhooks until the supervisor stops.
@@ -63,10 +65,13 @@ pub fn start(
 ) -> Result<(), rustls::Error> {
     let certificate = Arc::new(server::ServingCertificate::default());
     metrics.set_webhooks_pending(true);
-    let routes = Router::new()
-        .route(CONVERT, post(convert))
-        .route(VALIDATE, post(validate))
-        .with_state(WebhookContext { client: client.clone(), metrics: Arc::clone(&metrics) });
+    let routes = Router::new().route(CONVERT, post(convert)).route(VALIDATE, post(validate)).with_state(
+        WebhookContext {
+            client: client.clone(),
+            metrics: Arc::clone(&metrics),
+            size_limits: options.size_limits,
+        },
+    );
     server::serve(listener, Arc::clone(&certificate), routes, supervisor)?;
     let registration = registration::WebhookRegistration::new(client, options, certificate, metrics);
     let stop = supervisor.token();
@@ -81,6 +86,7 @@ pub fn start(
 struct WebhookContext {
     client: Client,
     metrics: Arc<OperatorMetrics>,
+    size_limits: SizeLimits,
 }
 
 impl WebhookContext {
@@ -108,9 +114,12 @@ async fn validate(State(context): State<WebhookContext>, body: Body) -> Response
         Err(error) => return context.reject_invalid("validate", &error),
     };
     let errors = match request.kind.kind.as_str() {
-        "RoleBasedGroup" => group_errors(&context.client, &request).await,
+        "RoleBasedGroup" => group_errors(&context, &request).await,
         "RoleBasedGroupSet" => {
-            validate_object(&request, |new: &RoleBasedGroupSet, old| validation::validate_group_set(new, old))
+            let limits = context.size_limits;
+            validate_object(&request, |new: &RoleBasedGroupSet, old| {
+                validation::validate_group_set(new, old, limits)
+            })
         }
         // The webhook is registered only for these two kinds.
         _ => Vec::new(),
@@ -167,14 +176,15 @@ fn parse_objects<T: DeserializeOwned>(
     Ok((new, read(&request.old_object).ok()))
 }
 
-async fn group_errors(client: &Client, request: &AdmissionReviewRequest) -> Vec<AdmissionError> {
+async fn group_errors(context: &WebhookContext, request: &AdmissionReviewRequest) -> Vec<AdmissionError> {
     let (new, old) = match parse_objects::<RoleBasedGroup>(request) {
         Ok(objects) => objects,
         Err(error) => return vec![error],
     };
-    let invalid = validation::validate_group(&new, old.as_ref());
+    let invalid = validation::validate_group(&new, old.as_ref(), context.size_limits);
     let mut errors: Vec<AdmissionError> = invalid.into_iter().map(Into::into).collect();
-    let adapters: Api<RoleBasedGroupScalingAdapter> = Api::namespaced(client.clone(), &request.namespace);
+    let adapters: Api<RoleBasedGroupScalingAdapter> =
+        Api::namespaced(context.client.clone(), &request.namespace);
     for role in old.iter().flat_map(|old| validation::scaled_roles(&new, old)) {
         let group = new.metadata.name.as_deref().unwrap_or_default();
         let name = RoleNames::new(group, &role.name).workload;

@@ -8,11 +8,11 @@ use std::ops::Range;
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
+use moongate_operator::ResourceKind;
 use moongate_operator::forecast::{ResourceChange, SimulatedApiServer, SimulatedWriteError};
-use moongate_operator::plan::{PlanStep, WriteAction, plan_for};
+use moongate_operator::plan::{PlanSettings, PlanStep, WriteAction, plan_for};
 use moongate_operator::resource_cache::{ResourceCache, ResourceKey};
 use moongate_operator::upgrade_hook::HookCall;
-use moongate_operator::{GangScheduler, ResourceKind};
 use serde_json::Value;
 
 use crate::simulated_hooks::SimulatedHooks;
@@ -261,7 +261,7 @@ impl OperatorSimulation {
     fn begin(&mut self, key: ResourceKey) {
         self.queue.remove(&key);
         let Some(snapshot) = self.observed.snapshot(&key, self.server.now) else { return };
-        let plan = match plan_for(&snapshot, GangScheduler::default(), self.server.now) {
+        let plan = match plan_for(&snapshot, PlanSettings::default(), self.server.now) {
             Err(error) if self.allow_invalid => {
                 self.invalid.insert(key, error.to_string());
                 return;

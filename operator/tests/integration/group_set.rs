@@ -1,8 +1,8 @@
 //! Plans for a RoleBasedGroupSet, carried out in memory.
 
 use k8s_openapi::jiff::Timestamp;
-use moongate_operator::ResourceKind;
 use moongate_operator::plan::{self, GroupSetInput, MAX_UNAVAILABLE, WriteAction};
+use moongate_operator::{ResourceKind, SizeLimits};
 use rbg_api::keys;
 use rbg_api::v1alpha2::{RoleBasedGroup, RoleBasedGroupSet};
 use serde_json::{Value, json};
@@ -40,7 +40,8 @@ impl GroupSetFixture {
                 self.groups.iter().map(name).chain(self.others.iter().cloned()).collect();
             let exists = |name: &str| names.iter().any(|other| other == name);
             let now = Timestamp::from_second(1_700_000_000).unwrap();
-            let input = GroupSetInput { set: &self.set, groups: &self.groups, exists: &exists, now };
+            let limits = SizeLimits::default();
+            let input = GroupSetInput { set: &self.set, groups: &self.groups, exists: &exists, limits, now };
             let plan = plan::group_set(input).unwrap();
             if plan.steps.is_empty() {
                 return done;

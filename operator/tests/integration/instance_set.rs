@@ -3,8 +3,8 @@
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
-use moongate_operator::ResourceKind;
 use moongate_operator::plan::{self, InstanceSetInput, WriteAction};
+use moongate_operator::{ResourceKind, SizeLimits};
 use rbg_api::keys;
 use rbg_api::v1alpha2::{RoleInstance, RoleInstanceSet};
 use serde_json::{Value, json};
@@ -46,6 +46,7 @@ impl InstanceSetFixture {
                 set: &self.set,
                 revisions: &self.revisions,
                 instances: &self.instances,
+                limits: SizeLimits::default(),
                 now: self.now,
             };
             let plan = plan::set(input).unwrap();
@@ -225,7 +226,7 @@ fn instance_down_for_ten_seconds_is_updated_beyond_budget() {
     world.now = after(9);
     assert_eq!(world.run(), [""; 0]);
     let InstanceSetFixture { set, revisions, instances, now, .. } = &world;
-    let input = InstanceSetInput { set, revisions, instances, now: *now };
+    let input = InstanceSetInput { set, revisions, instances, limits: SizeLimits::default(), now: *now };
     assert_eq!(plan::set(input).unwrap().requeue_at, Some(after(10)));
     world.now = after(10);
     assert_eq!(world.run(), ["update s-1", "update s-0"]);
@@ -243,6 +244,7 @@ fn an_earlier_spec_reuses_its_revision() {
         set: &world.set,
         revisions: &world.revisions,
         instances: &world.instances,
+        limits: SizeLimits::default(),
         now: world.now,
     };
     let renumbered = plan::set(input).unwrap().steps.into_iter().any(|step| {
@@ -287,4 +289,20 @@ fn an_instance_with_a_lifecycle_hook_waits() {
     world.settle();
     world.guard("s-1", false);
     assert_eq!(world.settle(), [["delete s-1"]]);
+}
+
+/// The memory of a plan is bounded; the next plan continues.
+#[test]
+fn large_sets_are_created_by_several_plans() {
+    for pattern in ["Stateful", "Stateless"] {
+        let mut world = InstanceSetFixture::new(2500, json!({}));
+        let annotation = (keys::ROLE_INSTANCE_PATTERN.to_owned(), pattern.to_owned());
+        world.set.metadata.annotations = Some([annotation].into());
+        let (set, limits) = (&world.set, SizeLimits::default());
+        let input = InstanceSetInput { set, revisions: &[], instances: &[], limits, now: world.now };
+        let plan = plan::set(input).unwrap();
+        assert_eq!((plan.steps.len(), plan.is_truncated), (1000, true), "{pattern}");
+        world.run();
+        assert_eq!(world.instances.len(), 2500, "{pattern}");
+    }
 }

@@ -12,6 +12,7 @@ mod kills;
 mod kubectl;
 mod leadership;
 mod lifecycle;
+mod limits;
 mod nodes;
 mod objects;
 mod permissions;

@@ -14,7 +14,7 @@ use kube::api::{
 };
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
-use moongate_operator::{GangScheduler, OperatorOptions, ResourceKind, webhooks};
+use moongate_operator::{GangScheduler, OperatorOptions, ResourceKind, SizeLimits, webhooks};
 use moongate_runtime::{Supervisor, bind};
 use moongate_testkit::{AuditEvent, ControlPlane, FakeKubelet, KubeletTimings, TestNamespace};
 use rbg_api::v1alpha2::{
@@ -100,6 +100,7 @@ impl PermissionsFixture {
             service: ACCOUNT.to_owned(),
             port: listener.local_addr().unwrap().port(),
             secret: "moongate-webhooks".to_owned(),
+            size_limits: SizeLimits::default(),
         };
         let client = Client::try_from(config).unwrap();
         webhooks::start(listener, client, options, Arc::default(), supervisor).unwrap();

@@ -21,6 +21,13 @@ impl OperatorProcess {
         Self(command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap())
     }
 
+    /// Peak of its resident memory in bytes.
+    pub(crate) fn peak_memory(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+    }
+
     /// Kills the process as `kill -9` does.
     pub(crate) fn kill(&mut self) {
         self.0.kill().unwrap();

@@ -13,7 +13,7 @@ use kube::api::{
     Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams,
 };
 use kube::{Client, Error};
-use moongate_operator::webhooks;
+use moongate_operator::{SizeLimits, webhooks};
 use moongate_runtime::{Supervisor, bind};
 use moongate_testkit::{ControlPlane, TestNamespace};
 use rbg_api::conversion::{ApiVersion, convert};
@@ -38,6 +38,7 @@ fn start(namespace: &TestNamespace, address: SocketAddr) -> (Supervisor, SocketA
         service: SERVICE.to_owned(),
         port: address.port(),
         secret: SECRET.to_owned(),
+        size_limits: SizeLimits::default(),
     };
     webhooks::start(listener, namespace.client.clone(), options, Arc::default(), &supervisor).unwrap();
     (supervisor, address)
