@@ -19,6 +19,7 @@ use tokio::time::Instant;
 
 use crate::plan::{PlanStep, WriteAction};
 use crate::resource_cache::ObservedResource;
+use crate::resource_writer::refusal;
 use crate::{OperatorMetrics, ResourceKind, status};
 
 /// Events that wait to be written. Beyond that, events are dropped: nothing depends on them.
@@ -101,9 +102,8 @@ impl EventRecord {
     /// Event for a write that the API server rejected. Conflicts and overload are transient and emit none.
     #[must_use]
     pub fn for_failure(step: &PlanStep, error: &Error) -> Option<Self> {
-        let Error::Api(status) = error else { return None };
-        let is_permanent = matches!(status.code, 400 | 403 | 422);
-        is_permanent.then(|| Self::warning("WriteRefused", format!("{}: {}", step.reason, status.message)))
+        let message = refusal(error)?;
+        Some(Self::warning(status::WRITE_REFUSED, format!("{}: {message}", step.reason)))
     }
 }
 

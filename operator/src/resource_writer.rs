@@ -8,6 +8,20 @@ use crate::ResourceKind;
 use crate::plan::{FIELD_MANAGER, WriteAction};
 use crate::resource_cache::{ObservedChange, ResourceKey};
 
+/// The API server's message, if it refuses a write for a reason that another attempt does not change: quota, permission, validation,
+/// admission, size. Conflicts and overload are transient.
+#[must_use]
+pub(crate) fn refusal(error: &Error) -> Option<&str> {
+    let Error::Api(status) = error else { return None };
+    let message = status.message.as_str();
+    let is_denied = message.starts_with("admission webhook") && message.contains("denied the request");
+    // etcd's limits; the API server responds with status 500.
+    let is_too_large =
+        message.contains("request is too large") || message.contains("message larger than max");
+    let is_refused = matches!(status.code, 400 | 403 | 413 | 422) || is_denied || is_too_large;
+    is_refused.then_some(message)
+}
+
 #[derive(Clone)]
 pub struct ResourceWriter {
     client: Client,
@@ -125,6 +139,31 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn permanent_rejections_are_refusals() {
+        let error = |code, message: &str| {
+            Error::Api(Box::new(kube::core::Status::failure(message, "Reason").with_code(code)))
+        };
+        for code in [400, 403, 413, 422] {
+            assert_eq!(refusal(&error(code, "quota")), Some("quota"));
+        }
+        for (code, message) in [
+            (500, "admission webhook \"w\" denied the request: no"),
+            (500, "etcdserver: request is too large"),
+            (500, "rpc error: trying to send message larger than max (2 vs. 1)"),
+        ] {
+            assert_eq!(refusal(&error(code, message)), Some(message));
+        }
+        for (code, message) in [
+            (404, "not found"),
+            (409, "the object has been modified"),
+            (429, "too many requests"),
+            (500, "failed calling webhook \"w\": connection refused"),
+        ] {
+            assert_eq!(refusal(&error(code, message)), None);
+        }
+    }
 
     /// A pod of another owner has the name at the time of the create, and is deleted before it is read.
     #[tokio::test]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
+use kube::Error;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -12,7 +13,9 @@ use crate::events::EventRecord;
 use crate::metrics::ReconcileOutcome;
 use crate::plan::{self, PlanError, PlanStep, ReconcilePlan, plan_for};
 use crate::resource_cache::{ObservedResource, ResourceKey};
+use crate::resource_writer::refusal;
 use crate::spans::ReconcileSpan;
+use crate::status;
 
 /// Plans of one reconciliation. A worker loses its ports to another one rarely: each plan sees the reservations made before it.
 const MAX_PLAN_ATTEMPTS: u32 = 8;
@@ -99,9 +102,7 @@ async fn reconcile(
                 }
             }
             Err(error) => {
-                let reason = &step.reason;
-                let trace_id = span.trace_id();
-                tracing::info!(kind = key.kind.name(), namespace = key.namespace, name = key.name, reason, %error, trace_id, "write rejected; planning again");
+                report_failure(shared, key, step, &error, span.trace_id()).await;
                 shared.event_recorder.record(live, EventRecord::for_failure(step, &error));
                 span.record_write_error(&error);
                 return ReconcileOutcome::Failed;
@@ -113,6 +114,29 @@ async fn reconcile(
         shared.cluster.schedule(Instant::now(), key.clone());
     }
     ReconcileOutcome::Done
+}
+
+/// Reports a failed write: in the object's status if the API server refused it, and in the log. A refusal that the status already
+/// reports is not logged again.
+async fn report_failure(
+    shared: &ControllerContext,
+    key: &ResourceKey,
+    step: &PlanStep,
+    error: &Error,
+    trace_id: Option<impl tracing::Value>,
+) {
+    let (kind, namespace, name, reason) = (key.kind.name(), &key.namespace, &key.name, &step.reason);
+    match refusal(error) {
+        Some(message) => {
+            let text = format!("{reason}: {message}");
+            if stalled::report(shared, key, (status::WRITE_REFUSED, &text)).await {
+                tracing::warn!(kind, namespace, name, reason, %error, trace_id, "write refused; retrying");
+            }
+        }
+        None => {
+            tracing::info!(kind, namespace, name, reason, %error, trace_id, "write rejected; planning again");
+        }
+    }
 }
 
 /// Records the events of a completed step. A spec that has just been found unplannable is logged as well: once, since its event is

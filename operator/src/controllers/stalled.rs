@@ -1,4 +1,4 @@
-//! Reports in an object's status why its plan cannot be made.
+//! Reports in an object's status why its plan cannot be made or carried out.
 
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;

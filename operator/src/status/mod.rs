@@ -15,7 +15,9 @@ pub use group_set::{ObservedGroupSet, group_set};
 pub use instance::{instance, is_available, is_ready, is_scheduled};
 pub(crate) use instance::{pod_has, pod_label, unready_since};
 pub use set::{ObservedInstanceSet, set};
-pub(crate) use stalled::{INVALID_SPEC, LIMIT_EXCEEDED, aggregate_stalled, set_stalled, stalled_patch};
+pub(crate) use stalled::{
+    INVALID_SPEC, LIMIT_EXCEEDED, WRITE_REFUSED, aggregate_stalled, set_stalled, stalled_patch,
+};
 pub(crate) use waiting::{
     CANNOT_PULL, FOR_HOOKS, FOR_IMAGES, NOT_PULLED, TIMED_OUT, WaitCondition, aggregate_waiting, set_waiting,
 };

@@ -22,6 +22,7 @@ mod profiles;
 mod proxy;
 mod published_manifests;
 mod rbac_rules;
+mod refused_writes;
 mod requests;
 mod scaling;
 mod single_namespace;

@@ -204,6 +204,7 @@ async fn operator_permissions_are_necessary_and_sufficient() {
             finalizers = every_workload(&scene).await;
             revisions(&scene).await;
             names_that_are_taken(&scene).await;
+            existing_service(&scene).await;
             sets(&scene).await;
             finalizers.extend(warmup(&scene).await);
             coordination(&scene).await;
@@ -319,6 +320,17 @@ async fn names_that_are_taken(scene: &PermissionsFixture) {
     scene.asks("get", "pods").await;
     scene.api::<Pod>().delete("taken-a-0", &at_once).await.unwrap();
     scene.settled("taken").await;
+}
+
+/// A Service that the user created before the group, as in upstream's `custom-components-ordered-discovery.yaml`.
+async fn existing_service(scene: &PermissionsFixture) {
+    let service = json!({ "metadata": { "name": "s-e-a" }, "spec": { "clusterIP": "None",
+        "selector": { "app": "e" }, "ports": [{ "name": "placeholder", "port": 1 }] } });
+    scene.create::<Service>(service).await;
+    scene.create::<RoleBasedGroup>(new_group("e", json!([role("a", 1, "engine:1")]))).await;
+    scene.settled("e").await;
+    let service = scene.api::<Service>().get("s-e-a").await.unwrap();
+    assert_eq!(service.metadata.owner_references.unwrap()[0].kind, "RoleInstanceSet");
 }
 
 async fn sets(scene: &PermissionsFixture) {

@@ -51,13 +51,18 @@ pub(crate) fn used(events: &[AuditEvent]) -> BTreeSet<RbacPermission> {
     all
 }
 
-/// Owners with blocking references, which require the permission for `finalizers` that appears in no audit log.
+/// Permissions that the admission plugin OwnerReferencesPermissionEnforcement requires, which appear in no audit log: for owned
+/// objects `delete`, and for owners with blocking references the update of `finalizers`.
 pub(crate) async fn waiting_owners(client: &Client) -> BTreeSet<RbacPermission> {
     let mut all = BTreeSet::new();
     for kind in ResourceKind::ALL {
         let api: Api<DynamicObject> = Api::all_with(client.clone(), &kind.resource());
         for object in api.list(&ListParams::default()).await.unwrap() {
             let owners = object.metadata.owner_references.unwrap_or_default();
+            let resource = kind.resource();
+            if owners.iter().any(|owner| owner.block_owner_deletion == Some(true)) {
+                all.insert((resource.group, resource.plural, "delete".to_owned()));
+            }
             for owner in owners.iter().filter(|owner| owner.block_owner_deletion == Some(true)) {
                 let Some(kind) = ResourceKind::parse(&owner.kind) else { continue };
                 let resource = kind.resource();
@@ -66,4 +71,37 @@ pub(crate) async fn waiting_owners(client: &Client) -> BTreeSet<RbacPermission> 
         }
     }
     all
+}
+
+/// Every kind that the operator creates has an owner, except for groups outside of sets.
+#[test]
+fn owned_kinds_may_be_deleted_and_owners_finalized() {
+    let granted = granted();
+    let is_granted = |group: &str, resource: &str, verb: &str| {
+        granted.contains(&(group.to_owned(), resource.to_owned(), verb.to_owned()))
+    };
+    let mut created = 0;
+    for kind in ResourceKind::ALL {
+        let resource = kind.resource();
+        if is_granted(&resource.group, &resource.plural, "create") {
+            created += 1;
+            assert!(is_granted(&resource.group, &resource.plural, "delete"), "{kind:?}");
+        }
+    }
+    assert_eq!(created, 16, "kinds with the three kinds of pods and two of PodGroups");
+    let owners = [
+        ResourceKind::GroupSet,
+        ResourceKind::Group,
+        ResourceKind::Set,
+        ResourceKind::Instance,
+        ResourceKind::StatefulSet,
+        ResourceKind::Warmup,
+    ];
+    for kind in owners {
+        let resource = kind.resource();
+        assert!(
+            is_granted(&resource.group, &format!("{}/finalizers", resource.plural), "update"),
+            "{kind:?}"
+        );
+    }
 }
