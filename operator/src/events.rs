@@ -13,6 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::PostParams;
 use kube::{Api, Client, Error};
+use rbg_api::conversion::fold_mirrors;
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -65,6 +66,14 @@ impl EventRecord {
         self.is_warning && [status::INVALID_SPEC, status::LIMIT_EXCEEDED].contains(&self.reason.as_str())
     }
 
+    fn template_conflict(role: &str) -> Self {
+        let note = format!(
+            "role {role}: its pattern's template and the role's `template` were edited to different templates; the \
+             pattern's is used"
+        );
+        Self::warning("TemplateConflict", note)
+    }
+
     /// Events for a completed step; `before` is the object whose plan contains the step.
     #[must_use]
     pub fn for_step(step: &PlanStep, before: impl FnOnce() -> Value) -> Vec<Self> {
@@ -86,6 +95,9 @@ impl EventRecord {
             }
             WriteAction::Patch { kind: ResourceKind::Pod, status: false, .. } => {
                 vec![Self::normal("UpdatedInPlace", step.reason.clone())]
+            }
+            WriteAction::Replace { kind: ResourceKind::Group, .. } => {
+                fold_mirrors(&mut before()).iter().map(|role| Self::template_conflict(role)).collect()
             }
             WriteAction::Patch { status: true, body, .. } => {
                 let mut records: Vec<_> = warnings(body).collect();
@@ -243,6 +255,23 @@ mod tests {
         assert_eq!(recorded(json!([invalid("a")]), json!([invalid("a")])), [""; 0]);
         assert_eq!(recorded(json!([invalid("b")]), json!([invalid("a")])), ["b"]);
         assert_eq!(recorded(json!([fine]), json!([invalid("a")])), [""; 0]);
+    }
+
+    #[test]
+    fn different_edits_of_a_mirrored_template_emit_a_warning() {
+        let role = |name: &str, image: &str, mirrored: &str| {
+            json!({ "name": name, "mirroredTemplateHash": "0", "template": { "image": mirrored },
+                "standalonePattern": { "template": { "image": image } } })
+        };
+        let before = json!({ "metadata": { "annotations": { rbg_api::conversion::ORIGIN: "v1alpha1" } },
+            "spec": { "roles": [role("a", "i:1", "i:2"), role("b", "i:1", "i:1")] } });
+        let replace = WriteAction::Replace {
+            kind: ResourceKind::Group,
+            name: "g".to_owned(),
+            object: Value::Null,
+        };
+        let recorded = EventRecord::for_step(&step(replace), || before);
+        assert_eq!(recorded, [EventRecord::template_conflict("a")]);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! Data and hashes equal those of upstream's controller, so that its revisions are recognised.
 
+use rbg_api::conversion::remove_mirror;
 use rbg_api::v1alpha2::{InstanceComponent, RoleBasedGroupSpec, RoleSpec};
 use rbg_api::{PodTemplate, keys};
 use serde_json::{Map, Value, json};
@@ -128,9 +129,10 @@ pub(crate) fn role_hash(spec: &RoleBasedGroupSpec, role: &RoleSpec) -> String {
     safe_encode(fnv1a(go_json(&Value::Object(stored)).bytes().chain(template.bytes())))
 }
 
-/// A role with its templates in canonical form.
+/// A role with its templates in canonical form, and without the mirror of its template, which changes no pods.
 fn stored_role(role: &RoleSpec) -> Map<String, Value> {
     let mut stored = to_object(role);
+    remove_mirror(&mut stored);
     for pattern in ["standalonePattern", "leaderWorkerPattern"] {
         let template = stored.get_mut(pattern).and_then(|pattern| pattern.get_mut("template"));
         if let Some(template) = template {

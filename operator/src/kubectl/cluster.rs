@@ -8,7 +8,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, Error};
-use rbg_api::conversion::{ApiVersion, ConversionError, convert};
+use rbg_api::conversion::{ApiVersion, ConversionError, convert, fold_mirrors};
 use rbg_api::keys::GROUP_NAME;
 use serde_json::Value;
 
@@ -159,7 +159,9 @@ impl ClusterClient {
             let Some(live) = api.get_opt(name).await? else { return Err(self.no_group(name).await) };
             let before = as_json(live, &resource);
             let mut wanted = before.clone();
+            fold_mirrors(&mut wanted);
             change(&mut wanted)?;
+            fold_mirrors(&mut wanted);
             if wanted == before {
                 return Ok(before);
             }

@@ -1,7 +1,7 @@
 //! Revision history of a group: contents, differences and rollback.
 
 use moongate_render::revision::SpecRevision as Rendered;
-use rbg_api::conversion::{ApiVersion, convert};
+use rbg_api::conversion::{ApiVersion, convert, copy_mirror};
 use rbg_api::v1alpha2::RoleBasedGroup;
 use serde::Serialize;
 use serde_json::Value;
@@ -153,9 +153,13 @@ fn without_strategy(mut role: Value) -> Value {
     role
 }
 
-/// The revision's item with the present replicas and rollout strategy.
+/// The revision's item with the present replicas and rollout strategy, and with the mirror of its template, which revisions do
+/// not contain.
 fn keep_unrevisioned(mut item: Value, before: Option<&Value>) -> Value {
     let Value::Object(members) = &mut item else { return item };
+    if let Some(Value::Object(before)) = before {
+        copy_mirror(before, members);
+    }
     for member in ["replicas", "rolloutStrategy"] {
         let present = before.map(|before| before.get(member).cloned().unwrap_or_default());
         match present.or_else(|| members.get(member).cloned()) {
@@ -175,6 +179,7 @@ fn named(list: &Value) -> Vec<(String, Value)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rbg_api::conversion::fold_mirrors;
     use serde_json::json;
 
     fn group(image: &str, paused: bool) -> Value {
@@ -206,5 +211,24 @@ mod tests {
             "an unchanged role stays as it is"
         );
         assert!(present["spec"].get("roleTemplates").is_none());
+    }
+
+    #[test]
+    fn rollback_restores_the_mirror_of_a_template() {
+        let mut older = group("i:1", false);
+        older["metadata"]["annotations"] = json!({ rbg_api::conversion::ORIGIN: "v1alpha1" });
+        let older = convert(&older, ApiVersion::V1alpha1).unwrap();
+        let mut present = convert(&older, ApiVersion::V1alpha2).unwrap();
+        let data = rendered(&present).unwrap().data;
+        let image = |path: &str| format!("/spec/roles/0/{path}/spec/containers/0/image");
+        for path in ["template", "standalonePattern/template"] {
+            *present.pointer_mut(&image(path)).unwrap() = "i:2".into();
+        }
+        fold_mirrors(&mut present);
+        restore_revision(&mut present, &data).unwrap();
+        fold_mirrors(&mut present);
+        for path in ["template", "standalonePattern/template"] {
+            assert_eq!(present.pointer(&image(path)).unwrap(), "i:1", "{path}");
+        }
     }
 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use moongate_render::GangScheduler;
+use rbg_api::conversion::{fold_mirrors, without_mirrors};
 use rbg_api::v1alpha2::RoleBasedGroup;
 use serde::Serialize;
 use serde_json::Value;
@@ -81,6 +82,7 @@ pub async fn plan(
     let live = cluster.find(group).await?;
     let mut wanted = change(live.clone())?;
     wanted["metadata"]["namespace"] = cluster.namespace.as_str().into();
+    fold_mirrors(&mut wanted);
     check(&wanted, live.as_ref())?;
     Ok(plan_report(cluster.group_snapshot(group).await?, live.as_ref(), wanted, policies))
 }
@@ -100,10 +102,8 @@ fn plan_report(
         policy["metadata"]["namespace"] = namespace.as_str().into();
         put(&mut server, ResourceKind::Policy, policy);
     }
-    let spec = |server: &SimulatedApiServer| {
-        server.get(ResourceKind::Group, &group).map(|group| group["spec"].clone())
-    };
-    let changes = live.map(|live| differences(&live["spec"], &spec(&server).unwrap_or_default()));
+    let after = server.get(ResourceKind::Group, &group).map(without_mirrors).unwrap_or_default();
+    let changes = live.map(|live| differences(&without_mirrors(live)["spec"], &after["spec"]));
     let forecast = forecast(&mut server, GangScheduler::default(), &snapshot.absent);
     let remaining = server.get(ResourceKind::Group, &group).map(pending_conditions).unwrap_or_default();
     let (exists, changes) = (live.is_some(), changes.unwrap_or_default());

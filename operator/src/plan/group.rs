@@ -11,6 +11,7 @@ use moongate_render::{
     RuntimeProfiles, SizeLimits, WorkloadKind, coordinated_policy, discovery_config_map, headless_service,
     pod_group, scaling_adapter,
 };
+use rbg_api::conversion::{FoldedGroup, fold_group};
 use rbg_api::template::member_object;
 use rbg_api::v1alpha2::{CoordinatedPolicySpec, RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleSpec};
 use rbg_api::{Condition, keys};
@@ -66,6 +67,9 @@ pub fn group(input: GroupInput<'_>) -> ReconcilePlan {
     if input.group.metadata.deletion_timestamp.is_some() {
         return plan;
     }
+    let folded = fold_group(input.group);
+    folded.iter().for_each(|folded| plan.push(write_folded(folded), fold_reason(folded)));
+    let input = GroupInput { group: folded.as_ref().map_or(input.group, |folded| &folded.group), ..input };
     let as_run = with_running_patterns(input.group, input.workloads);
     let input = GroupInput { group: as_run.as_ref().unwrap_or(input.group), ..input };
     let mut states = Vec::new();
@@ -86,6 +90,19 @@ pub fn group(input: GroupInput<'_>) -> ReconcilePlan {
     let name = input.group.metadata.name.as_deref().unwrap_or_default();
     plan.status(ResourceKind::Group, name, input.group.status.as_ref(), &after);
     plan
+}
+
+/// Replaces the whole group, so that the resource version detects a concurrent edit.
+fn write_folded(folded: &FoldedGroup) -> WriteAction {
+    WriteAction::Replace {
+        kind: ResourceKind::Group,
+        name: folded.group.metadata.name.clone().unwrap_or_default(),
+        object: serde_json::to_value(&folded.group).unwrap_or_default(),
+    }
+}
+
+fn fold_reason(folded: &FoldedGroup) -> String {
+    format!("the edited template of {} is copied to its other path", folded.roles.join(", "))
 }
 
 /// The group with the pattern that its workloads run now, for roles that request another one only by v1alpha1's annotation.

@@ -162,9 +162,8 @@ impl ReconcilePlan {
         }
     }
 
-    /// Adds a status patch, if the status differs. While objects are created or instances updated, the status is left to the
-    /// next plan, which
-    /// observes them: it would be outdated at once.
+    /// Adds a status patch, if the status differs. While objects are created, instances updated or the object itself is
+    /// replaced, the status is left to the next plan, which observes them: it would be outdated at once.
     pub(crate) fn status<T: serde::Serialize + PartialEq>(
         &mut self,
         kind: ResourceKind,
@@ -173,10 +172,13 @@ impl ReconcilePlan {
         after: &T,
     ) {
         let is_old = |step: &PlanStep| {
-            matches!(
-                step.action,
-                WriteAction::Create(_) | WriteAction::Replace { kind: ResourceKind::Instance, .. }
-            )
+            match &step.action {
+                WriteAction::Create(_) => true,
+                WriteAction::Replace { kind: replaced, .. } => {
+                    *replaced == ResourceKind::Instance || *replaced == kind
+                }
+                _ => false,
+            }
         };
         if before != Some(after) && !self.steps.iter().any(is_old) {
             let status = serde_json::to_value(after).unwrap_or_default();

@@ -4,7 +4,10 @@
 //! the other version cannot express. The loss is determined by mapping back and comparing, and is stored on the converted
 //! object in an annotation ([`remainder`]); the conversion back restores it wherever the field has not been edited. Round
 //! trips therefore yield the same object in both directions, and edits through either version survive.
+//!
+//! Groups that were written as v1alpha1 also have their pod templates at v1alpha1's paths in v1alpha2 ([`mirror`]).
 
+mod mirror;
 mod remainder;
 mod role;
 mod spec;
@@ -12,7 +15,9 @@ mod spec;
 use serde_json::{Map, Value};
 
 use crate::template::member_object;
+pub use mirror::{FoldedGroup, copy_mirror, fold_group, fold_mirrors, remove_mirror, without_mirrors};
 use remainder::FieldChange;
+use spec::SpecLocation;
 
 /// Prefix of the annotations that conversion adds.
 pub const PREFIX: &str = "conversion.workloads.x-k8s.io/";
@@ -80,8 +85,8 @@ pub fn convert(object: &Value, to: ApiVersion) -> Result<Value, ConversionError>
         return Ok(Value::Object(object));
     }
     let location = match text("kind").as_str() {
-        "RoleBasedGroup" => spec::SpecLocation::Group,
-        "RoleBasedGroupSet" => spec::SpecLocation::Set,
+        "RoleBasedGroup" => SpecLocation::Group,
+        "RoleBasedGroupSet" => SpecLocation::Set,
         "RoleBasedGroupScalingAdapter" | "ClusterEngineRuntimeProfile" => {
             object.insert("apiVersion".to_owned(), to.api_version().into());
             return Ok(Value::Object(object));
@@ -92,6 +97,11 @@ pub fn convert(object: &Value, to: ApiVersion) -> Result<Value, ConversionError>
         ApiVersion::V1alpha2 => (OF_V1ALPHA2, OF_V1ALPHA1),
         ApiVersion::V1alpha1 => (OF_V1ALPHA1, OF_V1ALPHA2),
     };
+    let is_group = location == SpecLocation::Group;
+    if is_group && to == ApiVersion::V1alpha1 {
+        // Before losses are determined: what they restore must not revert the edit of a mirror.
+        mirror::fold_and_remove(&mut object);
+    }
     let restored = take_remainder(&mut object, incoming);
     let original = Value::Object(object);
     let mut converted = spec::convert_object(&original, to, location);
@@ -102,6 +112,12 @@ pub fn convert(object: &Value, to: ApiVersion) -> Result<Value, ConversionError>
     {
         member_object(member_object(converted, "metadata"), "annotations")
             .insert(outgoing.to_owned(), text.into());
+    }
+    if is_group
+        && to == ApiVersion::V1alpha2
+        && let Value::Object(converted) = &mut converted
+    {
+        mirror::add(converted);
     }
     Ok(converted)
 }

@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use proptest::prelude::*;
-use rbg_api::conversion::{ApiVersion, ConversionError, convert};
+use rbg_api::conversion::{ApiVersion, ConversionError, convert, without_mirrors};
 use rbg_api::{v1alpha1, v1alpha2};
 use serde_json::{Map, Value, json};
 
@@ -302,8 +302,11 @@ proptest! {
         prop_assert_eq!(down(&up(&object)), object);
     }
 
+    /// A group that was written as v1alpha1 gets mirrors of its templates, which change nothing else.
     #[test]
     fn round_trip_from_v1alpha2_is_lossless(object in any_object("workloads.x-k8s.io/v1alpha2")) {
-        prop_assert_eq!(up(&down(&object)), object);
+        let returned = up(&down(&object));
+        prop_assert_eq!(without_mirrors(&returned), object);
+        prop_assert_eq!(up(&down(&returned)), returned);
     }
 }

@@ -11,3 +11,4 @@ mod crds;
 mod examples;
 #[cfg(feature = "objects")]
 mod merge;
+mod mirror;

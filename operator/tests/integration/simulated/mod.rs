@@ -5,6 +5,7 @@ mod examples;
 mod gangs;
 mod hooks;
 mod kills;
+mod mirrors;
 mod nodes;
 mod ports;
 mod pre_pull;

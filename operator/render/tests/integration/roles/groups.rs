@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use moongate_render::revision::SpecRevision;
 use moongate_render::{
-    GangScheduler, GroupContext, RuntimeProfiles, coordinated_policy, discovery_config_map, pod_group,
+    GangScheduler, GroupContext, ResolvedRole, RuntimeProfiles, coordinated_policy, discovery_config_map,
+    pod_group,
 };
 use rbg_api::conversion::{ApiVersion, convert};
 use rbg_api::v1alpha2::RoleBasedGroup;
@@ -99,4 +101,23 @@ fn the_discovery_file_names_pods_that_exist() {
     );
     let config = serde_saphyr::from_str::<rbg_api::DiscoveryFile>(&text).unwrap().resolve().unwrap();
     assert_eq!(config.roles[0].instances[0].address, "g-c-0-x-0.s-g-c");
+}
+
+/// A mirror changes no pods. Other fields of later releases may.
+#[test]
+fn mirrors_of_templates_are_in_no_revision() {
+    let role = json!({ "name": "a", "standalonePattern": { "template": template("i") } });
+    let revisions = |extra: Value| {
+        let mut role = role.clone();
+        role.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let object = group(json!({}), json!({ "roles": [role] }));
+        let profiles = RuntimeProfiles::new();
+        let context = GroupContext::new(&object, &profiles, GangScheduler::default()).unwrap();
+        let resolved = ResolvedRole::new(context, &object.spec.roles[0]).unwrap();
+        (resolved.revision(), SpecRevision::for_group("g", &object.spec, 1))
+    };
+    let plain = revisions(json!({}));
+    let mirror = json!({ "template": template("i"), "mirroredTemplateHash": "0" });
+    assert_eq!(revisions(mirror), plain);
+    assert_ne!(revisions(json!({ "template": template("i") })), plain);
 }
