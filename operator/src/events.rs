@@ -265,11 +265,8 @@ mod tests {
         };
         let before = json!({ "metadata": { "annotations": { rbg_api::conversion::ORIGIN: "v1alpha1" } },
             "spec": { "roles": [role("a", "i:1", "i:2"), role("b", "i:1", "i:1")] } });
-        let replace = WriteAction::Replace {
-            kind: ResourceKind::Group,
-            name: "g".to_owned(),
-            object: Value::Null,
-        };
+        let replace =
+            WriteAction::Replace { kind: ResourceKind::Group, name: "g".to_owned(), object: Value::Null };
         let recorded = EventRecord::for_step(&step(replace), || before);
         assert_eq!(recorded, [EventRecord::template_conflict("a")]);
     }

@@ -3,10 +3,13 @@
 //! Rejects what upstream's webhooks reject, and specs that no controller can run. An update is not rejected for errors that
 //! the stored object already has, so that finalizers can be removed and roles scaled without fixing other errors first.
 
+mod mirror;
+
 use moongate_render::{
     GangScheduler, GroupContext, PodLocations, PreservedFields, RenderError, ResolvedRole, RoleTarget,
     RuntimeProfiles, SizeLimitError, SizeLimits, discovery_config_map, group_set, render_workload,
 };
+use rbg_api::conversion::fold_group;
 use rbg_api::v1alpha2::{
     RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleBasedGroupSet, RoleSpec, RollingUpdate,
 };
@@ -79,19 +82,25 @@ pub enum ValidationError {
     /// The object requests too many objects.
     #[error(transparent)]
     Limit(#[from] SizeLimitError),
+    /// The API server would reject the template in the role's pattern.
+    #[error("role `{role}`: {problem}")]
+    MirroredTemplate { role: String, problem: String },
     /// The error that the controller would report for the spec.
     #[error(transparent)]
     Spec(#[from] GroupPlanError),
 }
 
-/// Validates a group; `old` is the stored object.
+/// Validates a group as the operator will run it, with edits of mirrored templates; `old` is the stored object.
 #[must_use]
 pub fn validate_group(
     new: &RoleBasedGroup,
     old: Option<&RoleBasedGroup>,
     limits: SizeLimits,
 ) -> Vec<ValidationError> {
-    let mut errors = Vec::new();
+    let (folded, folded_old) = (fold_group(new), old.and_then(fold_group));
+    let new = folded.as_ref().map_or(new, |folded| &folded.group);
+    let old = folded_old.as_ref().map(|folded| &folded.group).or(old);
+    let mut errors: Vec<_> = folded.iter().flat_map(mirror::edited_template_errors).collect();
     let name = new.metadata.name.clone().unwrap_or_default();
     if old.is_none() && !is_label(&name) {
         errors.push(ValidationError::Name(name));

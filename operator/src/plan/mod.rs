@@ -171,20 +171,36 @@ impl ReconcilePlan {
         before: Option<&T>,
         after: &T,
     ) {
-        let is_old = |step: &PlanStep| {
-            match &step.action {
-                WriteAction::Create(_) => true,
-                WriteAction::Replace { kind: replaced, .. } => {
-                    *replaced == ResourceKind::Instance || *replaced == kind
-                }
-                _ => false,
+        let is_old = |step: &PlanStep| match &step.action {
+            WriteAction::Create(_) => true,
+            WriteAction::Replace { kind: replaced, .. } => {
+                *replaced == ResourceKind::Instance || *replaced == kind
             }
+            _ => false,
         };
         if before != Some(after) && !self.steps.iter().any(is_old) {
             let status = serde_json::to_value(after).unwrap_or_default();
             let body = serde_json::json!({ "status": status });
             let action = WriteAction::Patch { kind, name: name.to_owned(), status: true, body };
             self.push(action, "the status has changed");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_replaced_object_gets_its_status_from_the_next_plan() {
+        for (replaced, steps) in [(ResourceKind::Group, 1), (ResourceKind::Adapter, 2)] {
+            let mut plan = ReconcilePlan::default();
+            let action = WriteAction::Replace { kind: replaced, name: "g".to_owned(), object: Value::Null };
+            plan.push(action, "because");
+            plan.status(ResourceKind::Group, "g", Some(&json!({ "observedGeneration": 1 })), &json!({}));
+            assert_eq!(plan.steps.len(), steps, "{replaced:?}");
         }
     }
 }

@@ -22,7 +22,6 @@ use kube::{Api, Client};
 use moongate_render::{RoleNames, SizeLimits};
 use moongate_runtime::Supervisor;
 use moongate_runtime::net::TcpListener;
-use rbg_api::conversion::fold_group;
 use rbg_api::v1alpha2::{RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleBasedGroupSet};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -177,14 +176,9 @@ fn parse_objects<T: DeserializeOwned>(
     Ok((new, read(&request.old_object).ok()))
 }
 
-fn folded(group: RoleBasedGroup) -> RoleBasedGroup {
-    fold_group(&group).map_or(group, |folded| folded.group)
-}
-
 async fn group_errors(context: &WebhookContext, request: &AdmissionReviewRequest) -> Vec<AdmissionError> {
     let (new, old) = match parse_objects::<RoleBasedGroup>(request) {
-        // Edits of mirrored templates are validated as the operator will apply them.
-        Ok((new, old)) => (folded(new), old.map(folded)),
+        Ok(objects) => objects,
         Err(error) => return vec![error],
     };
     let invalid = validation::validate_group(&new, old.as_ref(), context.size_limits);

@@ -44,7 +44,9 @@ pub(super) fn add(group: &mut JsonObject) {
         if role.contains_key(MIRROR) || role.contains_key(MIRROR_HASH) {
             return;
         }
-        if let Some(template) = pattern(role).and_then(|pattern| pattern.get("template")?.as_object()).cloned() {
+        if let Some(template) =
+            pattern(role).and_then(|pattern| pattern.get("template")?.as_object()).cloned()
+        {
             set_mirror(role, template);
         }
     });
@@ -231,9 +233,9 @@ fn hash_text(text: &str, hash: u64) -> u64 {
 fn hash_members(members: &JsonObject, hash: u64) -> u64 {
     let mut members: Vec<(&String, &Value)> = members.iter().filter(|(_, value)| !value.is_null()).collect();
     members.sort_unstable_by_key(|(name, _)| *name);
-    let all = members.into_iter().fold(hash_bytes(b"{", hash), |hash, (name, value)| {
-        hash_value(value, hash_text(name, hash))
-    });
+    let all = members
+        .into_iter()
+        .fold(hash_bytes(b"{", hash), |hash, (name, value)| hash_value(value, hash_text(name, hash)));
     hash_bytes(b"}", all)
 }
 

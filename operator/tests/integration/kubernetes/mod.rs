@@ -13,6 +13,7 @@ mod kubectl;
 mod leadership;
 mod lifecycle;
 mod limits;
+mod mirrors;
 mod nodes;
 mod objects;
 mod permissions;

@@ -40,7 +40,7 @@ pub(crate) async fn webhooks(namespace: &TestNamespace) -> Supervisor {
 }
 
 /// Applies a file with a group and a Service.
-async fn apply(stage: &TestOperator, file: &str) {
+pub(crate) async fn apply(stage: &TestOperator, file: &str) {
     let text = std::fs::read_to_string(Path::new(TESTDATA).join(file)).unwrap();
     let objects: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
     for mut object in objects {
@@ -105,7 +105,7 @@ fn is_ready(pod: &Pod) -> bool {
 }
 
 /// Waits until the group has this many pods and reports it.
-async fn ready(stage: &TestOperator, group: &str, count: usize) -> BTreeMap<String, Pod> {
+pub(crate) async fn ready(stage: &TestOperator, group: &str, count: usize) -> BTreeMap<String, Pod> {
     let groups: Api<RoleBasedGroup> = stage.api();
     eventually("the group is ready", async || {
         let settled = is_settled(&groups.get(group).await.unwrap());

@@ -30,9 +30,8 @@ fn up(group: Value, seed: u64) -> OperatorSimulation {
 
 fn images(cluster: &OperatorSimulation) -> [Value; 2] {
     let role = &cluster.server.get(ResourceKind::Group, "g").unwrap()["spec"]["roles"][1];
-    ["template", "standalonePattern/template"].map(|path| {
-        role.pointer(&format!("/{path}/spec/containers/0/image")).cloned().unwrap_or_default()
-    })
+    ["template", "standalonePattern/template"]
+        .map(|path| role.pointer(&format!("/{path}/spec/containers/0/image")).cloned().unwrap_or_default())
 }
 
 /// Sets the images at the paths of v1alpha1 and v1alpha2.
@@ -65,7 +64,8 @@ fn an_edit_at_either_path_restarts_the_pods_once() {
         let before = pods(&cluster.server);
         cluster.write_failure_percent = if seed < 3 { 0 } else { 15 };
         cluster.kills_per_mille = if seed < 3 { 0 } else { 10 };
-        let edits = [(Some("i:2"), None, "i:2"), (None, Some("i:3"), "i:3"), (Some("i:4"), Some("i:5"), "i:5")];
+        let edits =
+            [(Some("i:2"), None, "i:2"), (None, Some("i:3"), "i:3"), (Some("i:4"), Some("i:5"), "i:5")];
         for (round, (mirror, pattern, image)) in edits.into_iter().enumerate() {
             edit(&mut cluster, mirror, pattern);
             run(&mut cluster, image);
