@@ -138,7 +138,7 @@ async fn the_articles_command_upgrades_the_stores_in_place() {
         stage.api::<CoordinatedPolicy>().get_opt(GROUP).await.unwrap()
     })
     .await;
-    assert_eq!(policy.spec.policies[0].name.as_deref(), Some("prefill-decode-co-update"));
+    assert_eq!(policy.spec.policies[0].name, "prefill-decode-co-update");
     stores_restarted(&stage, &before, 4, "lmsysorg/sglang:v0.5.6").await;
     webhooks.token().cancel();
     stage.end().await;
