@@ -32,6 +32,8 @@ fn an_engine_on_several_machines_has_a_leader_and_workers() {
     ] {
         assert!(arguments(container).contains(&flag), "{flag}");
     }
+    let variables = container["env"].as_array().unwrap();
+    assert!(variables.contains(&json!({ "name": "VLLM_HOST_IP", "value": "$(POD_IP)" })));
     let leader = &pattern["leaderTemplatePatch"]["spec"]["containers"][0];
     let worker = &pattern["workerTemplatePatch"]["spec"]["containers"][0];
     assert_eq!([&container["name"], &leader["name"], &worker["name"]], ["engine"; 3]);

@@ -201,6 +201,9 @@ volumeMounts:
 {{- if eq .engine.engine "vllm" }}
 - { name: VLLM_MOONCAKE_BOOTSTRAP_PORT, value: "8998" }
 - { name: VLLM_NIXL_SIDE_CHANNEL_HOST, value: $(POD_IP) }
+{{- if include "moongate.multinode" . }}
+- { name: VLLM_HOST_IP, value: $(POD_IP) }
+{{- end }}
 {{- if include "moongate.engine.reads" . }}
 - { name: MOONCAKE_CONFIG_PATH, value: /etc/mooncake/mooncake.json }
 {{- end }}
