@@ -57,6 +57,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::SizeLimits;
     use crate::validation::validate_group;
 
     /// A group as stored, and the same with another mirror.
@@ -91,7 +92,7 @@ mod tests {
                 ),
             ] {
                 let [stored, new] = edited(&role, &mirror);
-                let errors = validate_group(&new, Some(&stored));
+                let errors = validate_group(&new, Some(&stored), SizeLimits::default());
                 match expected {
                     None => assert_eq!(errors, [], "{mirror}"),
                     Some(text) => assert!(errors[0].to_string().contains(text), "{mirror}: {errors:?}"),
