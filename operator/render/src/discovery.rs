@@ -11,7 +11,8 @@ use crate::gang;
 use crate::group::GroupContext;
 use crate::manifest::Manifest;
 use crate::role::{ResolvedRole, RolePattern, RoleTarget};
-use crate::size_limits::{MAX_DISCOVERY_FILE, SizeLimitError};
+use crate::size_limit_error::SizeLimitError;
+use crate::size_limits::MAX_DISCOVERY_FILE;
 use crate::workload_kind::WorkloadKind;
 
 #[derive(Serialize)]

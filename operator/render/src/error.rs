@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rbg_api::keys;
 use rbg_api::merge::MergeError;
 
-use crate::size_limits::SizeLimitError;
+use crate::size_limit_error::SizeLimitError;
 
 /// Error in a spec; its text is shown to the author of the spec.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
