@@ -35,15 +35,7 @@ impl CpuSpreader {
 
     /// With `bytes` still to receive: moves this thread to another core if the peer sent its last bytes from this one.
     pub(crate) fn spread_if_colocated(&mut self, stream: &TcpStream, bytes: usize) {
-        if bytes >= MIN_BYTES {
-            self.leave_shared_core(stream);
-        }
-    }
-
-    /// Before a thread busy-polls for the peer's response: moves it to another core if the peer sent its last bytes from this one, because
-    /// the peer could not run meanwhile.
-    pub(crate) fn leave_shared_core(&mut self, stream: &TcpStream) {
-        if !self.is_local {
+        if !self.is_local || bytes < MIN_BYTES {
             return;
         }
         if self.skipped < self.skip {

@@ -232,13 +232,6 @@ impl TransferConnection {
         }
     }
 
-    /// Moves this thread away from the node's core if it is going to busy-poll for a response.
-    pub(crate) fn prepare_busy_poll(&mut self) {
-        if let Some(stream) = self.channel.plain().filter(|_| self.busy_polls) {
-            self.cpu_spreader.leave_shared_core(stream);
-        }
-    }
-
     /// Receives a body and returns its checksum, 0 if the protocol has none.
     async fn receive(
         &mut self,

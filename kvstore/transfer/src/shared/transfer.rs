@@ -93,7 +93,6 @@ impl TransferConnection {
         size: u64,
         operation: TransferOperation,
     ) -> Result<(), TransferError> {
-        self.prepare_busy_poll();
         let protocol = TransferProtocol::Mapped(mapping.id);
         self.send_bytes(&TransferHeader { size, address, operation, protocol }.encode()).await
     }
