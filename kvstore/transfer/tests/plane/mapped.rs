@@ -321,6 +321,7 @@ fn memory_that_can_shrink_is_not_mapped() {
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("shared.sock").to_string_lossy().into_owned();
+    let mut servers = Vec::new();
     for _ in 0..2 {
         // The second server replaces the file of the first.
         let server =
@@ -328,7 +329,7 @@ fn memory_that_can_shrink_is_not_mapped() {
                 .unwrap();
         let error = SharedMappings::default().get(server.address(), BASE).unwrap_err().to_string();
         assert!(error.contains("not sealed"), "{error}");
-        std::mem::forget(server);
+        servers.push(server);
     }
     std::fs::write(folder.path().join("file"), "keep").unwrap();
     let path = folder.path().join("file").to_string_lossy().into_owned();

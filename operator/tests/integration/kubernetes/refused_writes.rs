@@ -76,7 +76,7 @@ async fn deny(client: &Client, namespace: &str, kind: ResourceKind) {
     let policy = json!({ "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
         "metadata": { "name": name }, "spec": { "failurePolicy": "Fail",
         "matchConstraints": { "resourceRules": [rule] },
-        "validations": [{ "expression": "false", "message": "nobody may create it" }] } });
+        "validations": [{ "expression": "false", "message": "creation is denied here" }] } });
     Api::<ValidatingAdmissionPolicy>::all(client.clone())
         .patch(&name, &params, &Patch::Apply(&policy))
         .await
@@ -98,7 +98,7 @@ async fn deny(client: &Client, namespace: &str, kind: ResourceKind) {
     let object = serde_json::from_value(object).unwrap();
     eventually("the policy applies", async || {
         let error = probes.create(&dry, &object).await.err()?.to_string();
-        error.contains("nobody may create it").then_some(())
+        error.contains("creation is denied here").then_some(())
     })
     .await;
 }
@@ -111,7 +111,7 @@ async fn a_denied_service_and_a_denied_instance_are_reported() {
         deny(&stage.client, &stage.namespace.name, kind).await;
         groups.create(&PostParams::default(), &group(json!([role("a", 1, "engine:1")]))).await.unwrap();
         let message = stalled(async || serde_json::to_value(groups.get("g").await.unwrap()).unwrap()).await;
-        assert!(message.contains("nobody may create it"), "{message}");
+        assert!(message.contains("creation is denied here"), "{message}");
         let bindings = Api::<ValidatingAdmissionPolicyBinding>::all(stage.client.clone());
         let name = format!("{}-{}", stage.namespace.name, kind.resource().plural);
         bindings.delete(&name, &DeleteParams::default()).await.unwrap();
