@@ -5,8 +5,13 @@ use mooncake_wire::admin::{CreateDrainJobRequest, DrainJobResponse};
 use mooncake_wire::types::{SegmentStatus, Uuid};
 
 use crate::change::StateChangeSink;
-use crate::drain_job::{EndedDrainJob, MAX_SEGMENT_NAMES, find_moves};
+use crate::drain_job::{DrainJobEntry, EndedDrainJob, MAX_SEGMENT_NAMES, advance};
 use crate::master::{MasterCore, TaskPlanner};
+
+/// Maximum number of entries that a tick considers for a job: some milliseconds.
+const ENTRIES_PER_TICK: u32 = 1 << 18;
+/// Maximum number of entries that a node's report of a moved object considers: less than a millisecond.
+const ENTRIES_PER_CALL: u32 = 1 << 13;
 
 impl MasterCore {
     /// Starts to drain segments. They accept no new objects from now on.
@@ -70,17 +75,40 @@ impl MasterCore {
         let due = {
             let mut planner = self.planner.lock();
             let TaskPlanner { tasks, drain_jobs, .. } = &mut *planner;
-            drain_jobs.collect_due(now_ms, tasks, fx)
+            drain_jobs.take_due(now_ms, tasks, fx)
         };
         for (id, job) in due {
-            let candidates = find_moves(&self.objects, &job);
+            self.continue_drain_job(now_ms, id, &job, ENTRIES_PER_TICK, fx);
+        }
+    }
+
+    /// Starts further moves of the drain job whose task has ended, so that it does not wait for the next tick.
+    pub(crate) fn refill_drain_job(&self, now_ms: u64, ended: Uuid, fx: &mut dyn StateChangeSink) {
+        let due = {
             let mut planner = self.planner.lock();
             let TaskPlanner { tasks, drain_jobs, .. } = &mut *planner;
-            let ended = drain_jobs.dispatch(now_ms, id, candidates, tasks, fx);
-            drop(planner);
-            if let Some(EndedDrainJob { segments, status }) = ended {
-                self.objects.set_segment_statuses(&segments, status, fx);
-            }
+            drain_jobs.take_due_after(now_ms, ended, tasks, fx)
+        };
+        if let Some((id, job)) = due {
+            self.continue_drain_job(now_ms, id, &job, ENTRIES_PER_CALL, fx);
+        }
+    }
+
+    fn continue_drain_job(
+        &self,
+        now_ms: u64,
+        id: Uuid,
+        job: &DrainJobEntry,
+        entries: u32,
+        fx: &mut dyn StateChangeSink,
+    ) {
+        let scanned = advance(&self.objects, job, now_ms, entries);
+        let mut planner = self.planner.lock();
+        let TaskPlanner { tasks, drain_jobs, .. } = &mut *planner;
+        let ended = drain_jobs.dispatch(now_ms, id, scanned, tasks, fx);
+        drop(planner);
+        if let Some(EndedDrainJob { segments, status }) = ended {
+            self.objects.set_segment_statuses(&segments, status, fx);
         }
     }
 }

@@ -89,6 +89,8 @@ impl MasterCore {
         if !matches!(completion.status, TaskStatus::FAILED | TaskStatus::SUCCESS) {
             return Err(ErrorCode::INVALID_PARAMS);
         }
-        self.planner.lock().tasks.complete(now_ms, client, completion, fx)
+        self.planner.lock().tasks.complete(now_ms, client, completion, fx)?;
+        self.refill_drain_job(now_ms, completion.id, fx);
+        Ok(())
     }
 }

@@ -2,16 +2,19 @@
 
 mod candidates;
 mod report;
+mod scan;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use mooncake_wire::ErrorCode;
 use mooncake_wire::admin::{CreateDrainJobRequest, DrainJobResponse, JobStatus};
 use mooncake_wire::types::{SegmentStatus, TaskStatus, Uuid};
 
-pub(crate) use self::candidates::find_moves;
-use self::candidates::{DrainCandidates, DrainMove};
+use self::candidates::DrainMove;
+pub(crate) use self::scan::advance;
+use self::scan::{DrainScan, ScanEnd, ScannedMoves};
 use crate::change::{StateChange, StateChangeSink};
 use crate::object::ObjectName;
 use crate::payload::move_payload;
@@ -19,14 +22,18 @@ use crate::requests::MoveRequest;
 use crate::segment::SegmentTable;
 use crate::task_table::TaskTable;
 
-/// Default number of objects moved at a time.
-const DEFAULT_CONCURRENCY: u32 = 4;
+/// Default number of objects moved at a time. Each takes four calls to the master besides the transfer, so that
+/// with fewer, small objects would leave the network idle.
+const DEFAULT_CONCURRENCY: u32 = 32;
 /// Maximum number of objects that a job may move at a time.
 const MAX_CONCURRENCY: u32 = 1024;
 /// Maximum number of attempts per object.
 const MAX_ATTEMPTS: u32 = 3;
-/// Interval between dispatches of a job, in milliseconds.
-const DISPATCH_INTERVAL_MS: u64 = 500;
+/// Pause after all objects were considered and none could be moved, in milliseconds.
+const RETRY_INTERVAL_MS: u64 = 500;
+/// Share of a job's slots, as a divisor, in which moves have ended before others start without a tick: results are then collected
+/// and recorded once for several moves.
+const REFILL_DIVISOR: usize = 4;
 /// Maximum number of jobs, including finished ones.
 const MAX_JOBS: usize = 1024;
 /// Maximum number of source segments, and of target segments, of a job.
@@ -41,15 +48,20 @@ pub(crate) struct InFlightMove {
 
 #[derive(Clone, Debug)]
 pub(crate) struct DrainJobEntry {
-    segments: Vec<String>,
-    targets: Vec<String>,
+    segments: Arc<[String]>,
+    targets: Arc<[String]>,
     concurrency: usize,
     status: JobStatus,
     created_at_ms: u64,
     updated_at_ms: u64,
-    dispatched_at_ms: u64,
-    moves: BTreeMap<Uuid, InFlightMove>,
-    attempts: BTreeMap<ObjectName, u32>,
+    /// Where the search for objects to move continues; not recorded.
+    scan: DrainScan,
+    /// Whether another thread continues the scan now.
+    is_scanned: bool,
+    /// Moves that have ended since results were collected; not recorded.
+    ended: usize,
+    moves: Arc<BTreeMap<Uuid, InFlightMove>>,
+    attempts: Arc<BTreeMap<ObjectName, u32>>,
     succeeded: u64,
     failed: u64,
     blocked: u64,
@@ -61,7 +73,7 @@ pub(crate) struct DrainJobEntry {
 
 /// A job that has ended.
 pub(crate) struct EndedDrainJob {
-    pub(crate) segments: Vec<String>,
+    pub(crate) segments: Arc<[String]>,
     /// New status of the segments.
     pub(crate) status: SegmentStatus,
 }
@@ -82,15 +94,17 @@ impl DrainJobEntry {
     fn new(now_ms: u64, request: &CreateDrainJobRequest) -> Self {
         let concurrency = request.max_concurrency.unwrap_or(DEFAULT_CONCURRENCY).clamp(1, MAX_CONCURRENCY);
         Self {
-            segments: request.segments.clone(),
-            targets: request.target_segments.clone(),
+            segments: request.segments.as_slice().into(),
+            targets: request.target_segments.as_slice().into(),
             concurrency: concurrency as usize,
             status: JobStatus::CREATED,
             created_at_ms: now_ms,
             updated_at_ms: now_ms,
-            dispatched_at_ms: 0,
-            moves: BTreeMap::new(),
-            attempts: BTreeMap::new(),
+            scan: DrainScan::default(),
+            is_scanned: false,
+            ended: 0,
+            moves: Arc::default(),
+            attempts: Arc::default(),
             succeeded: 0,
             failed: 0,
             blocked: 0,
@@ -118,21 +132,18 @@ impl DrainJobEntry {
     }
 
     /// Collects the results of moves that have ended.
-    fn collect(
-        &mut self,
-        now_ms: u64,
-        job: Uuid,
-        tasks: &BTreeMap<Uuid, Option<TaskStatus>>,
-        fx: &mut dyn StateChangeSink,
-    ) {
-        for (id, status) in tasks {
-            if matches!(status, Some(TaskStatus::PENDING | TaskStatus::PROCESSING)) {
-                continue;
-            }
-            let Some(done) = self.moves.remove(id) else { continue };
+    fn collect(&mut self, now_ms: u64, job: Uuid, tasks: &TaskTable, fx: &mut dyn StateChangeSink) {
+        let status_of = |id: &Uuid| (*id, tasks.status(*id));
+        self.ended = 0;
+        let is_ended = |(_, status): &(Uuid, Option<TaskStatus>)| {
+            !matches!(status, Some(TaskStatus::PENDING | TaskStatus::PROCESSING))
+        };
+        let ended: Vec<_> = self.moves.keys().map(status_of).filter(is_ended).collect();
+        for (id, status) in ended {
+            let Some(done) = Arc::make_mut(&mut self.moves).remove(&id) else { continue };
             self.updated_at_ms = now_ms;
             let name = done.name;
-            let attempts = if *status == Some(TaskStatus::SUCCESS) {
+            let attempts = if status == Some(TaskStatus::SUCCESS) {
                 self.succeeded += 1;
                 self.moved_bytes = self.moved_bytes.saturating_add(done.size);
                 0
@@ -142,18 +153,44 @@ impl DrainJobEntry {
                 attempts
             };
             let (tenant, key) = (Cow::Borrowed(&*name.tenant), Cow::Borrowed(&*name.key));
-            fx.record(StateChange::DrainMoveEnded { job, task: *id, tenant, key, attempts });
+            fx.record(StateChange::DrainMoveEnded { job, task: id, tenant, key, attempts });
             self.record_attempts(name, attempts);
         }
     }
 
     /// Stores the number of failed attempts of an object; 0 removes it.
     fn record_attempts(&mut self, name: ObjectName, attempts: u32) {
-        if attempts == 0 {
-            self.attempts.remove(&name);
-        } else {
-            self.attempts.insert(name, attempts);
+        if attempts > 0 {
+            Arc::make_mut(&mut self.attempts).insert(name, attempts);
+        } else if self.attempts.contains_key(&name) {
+            Arc::make_mut(&mut self.attempts).remove(&name);
         }
+    }
+
+    /// Collects the results of moves. Whether a scan may start others now.
+    fn collect_and_take(
+        &mut self,
+        now_ms: u64,
+        id: Uuid,
+        tasks: &TaskTable,
+        fx: &mut dyn StateChangeSink,
+    ) -> bool {
+        self.collect(now_ms, id, tasks, fx);
+        self.emit_progress(id, fx);
+        self.is_scanned = self.scan.is_due(now_ms) && self.free_slots() > 0;
+        self.is_scanned
+    }
+
+    fn emit_progress(&mut self, id: Uuid, fx: &mut dyn StateChangeSink) {
+        let progress = self.progress();
+        if self.reported != progress {
+            self.reported = progress;
+            self.emit_state(id, fx);
+        }
+    }
+
+    fn free_slots(&self) -> usize {
+        self.concurrency.saturating_sub(self.moves.len())
     }
 }
 
@@ -219,81 +256,119 @@ impl DrainJobTable {
         id: Uuid,
         tasks: &mut TaskTable,
         fx: &mut dyn StateChangeSink,
-    ) -> Result<Vec<String>, ErrorCode> {
+    ) -> Result<Arc<[String]>, ErrorCode> {
         let job = self.0.get_mut(&id).ok_or(ErrorCode::JOB_NOT_FOUND)?;
         if job.is_finished() {
             return Err(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS);
         }
         job.end(now_ms, JobStatus::CANCELED, "Drain job canceled");
-        let moves: Vec<Uuid> = std::mem::take(&mut job.moves).into_keys().collect();
+        let moves = std::mem::take(&mut job.moves);
         job.emit_state(id, fx);
-        for task in moves {
-            tasks.cancel(now_ms, task, "its drain job was canceled", fx);
+        for task in moves.keys() {
+            tasks.cancel(now_ms, *task, "its drain job was canceled", fx);
         }
-        Ok(job.segments.clone())
+        Ok(Arc::clone(&job.segments))
     }
 
-    /// Collects the results of all jobs that are due for a dispatch, and returns these jobs.
-    pub(crate) fn collect_due(
+    /// Collects the results of moves, and returns the jobs that can start others now. No other thread gets these until
+    /// [`Self::dispatch`].
+    pub(crate) fn take_due(
         &mut self,
         now_ms: u64,
         tasks: &TaskTable,
         fx: &mut dyn StateChangeSink,
     ) -> Vec<(Uuid, DrainJobEntry)> {
-        let moves = self.0.values().flat_map(|job| job.moves.keys());
-        let statuses = moves.map(|id| (*id, tasks.status(*id))).collect();
-        let due = self.0.iter_mut().filter(|(_, job)| {
-            !job.is_finished() && job.dispatched_at_ms.saturating_add(DISPATCH_INTERVAL_MS) <= now_ms
+        let open = self.0.iter_mut().filter(|(_, job)| !job.is_finished() && !job.is_scanned);
+        let due = open.filter_map(|(id, job)| {
+            let is_due = job.collect_and_take(now_ms, *id, tasks, fx);
+            is_due.then(|| (*id, job.clone()))
         });
-        due.map(|(id, job)| {
-            job.collect(now_ms, *id, &statuses, fx);
-            job.dispatched_at_ms = now_ms;
-            (*id, job.clone())
-        })
-        .collect()
+        due.collect()
     }
 
-    /// Starts moves of a job. If nothing is left to move, the job ends.
+    /// As [`Self::take_due`], after a task has ended: only its job, and only once enough of its slots are free.
+    pub(crate) fn take_due_after(
+        &mut self,
+        now_ms: u64,
+        task: Uuid,
+        tasks: &TaskTable,
+        fx: &mut dyn StateChangeSink,
+    ) -> Option<(Uuid, DrainJobEntry)> {
+        let (id, job) = self.0.iter_mut().find(|(_, job)| job.moves.contains_key(&task))?;
+        job.ended += 1;
+        let is_enough = job.ended >= job.concurrency.div_ceil(REFILL_DIVISOR);
+        let is_due = is_enough && !job.is_scanned && job.collect_and_take(now_ms, *id, tasks, fx);
+        is_due.then(|| (*id, job.clone()))
+    }
+
+    /// Starts moves that a scan has found. If nothing is left to move, the job ends.
     pub(crate) fn dispatch(
         &mut self,
         now_ms: u64,
         id: Uuid,
-        candidates: DrainCandidates,
+        scanned: ScannedMoves,
         tasks: &mut TaskTable,
         fx: &mut dyn StateChangeSink,
     ) -> Option<EndedDrainJob> {
-        let mut started = BTreeMap::new();
-        for DrainMove { object, source, target, client } in candidates.moves {
-            let ObjectName { tenant, key } = &object.name;
-            let request = MoveRequest { key, source: &source, target: &target };
-            let task =
-                move_payload(tenant, request).and_then(|payload| tasks.add(now_ms, payload, client, fx));
-            if let Ok(task) = task {
-                let (tenant, key) = (Cow::Borrowed(&**tenant), Cow::Borrowed(&**key));
-                fx.record(StateChange::DrainMoveStarted { job: id, task, tenant, key, size: object.size });
-                started.insert(task, object);
-            }
-        }
-        let job = self.0.get_mut(&id).filter(|job| !job.is_finished())?;
-        let before = (job.reported, job.status);
-        job.moves.extend(started);
-        job.blocked = candidates.blocked;
-        job.reported = job.progress();
-        if candidates.remaining > 0 || !job.moves.is_empty() {
-            (job.status, job.message) = (JobStatus::RUNNING, Cow::Borrowed("Drain job running"));
-            if before != (job.reported, job.status) {
-                job.emit_state(id, fx);
-            }
+        let job = self.0.get_mut(&id)?;
+        job.is_scanned = false;
+        if job.is_finished() {
             return None;
         }
-        let status = if candidates.abandoned > 0 {
-            job.end(now_ms, JobStatus::FAILED, "Some objects could not be moved");
+        job.scan = scanned.scan;
+        for planned in scanned.moves {
+            job.start(now_ms, id, planned, tasks, fx);
+        }
+        if let Some(end) = scanned.end {
+            job.blocked = end.blocked;
+            if end.remaining == 0 && job.moves.is_empty() {
+                return Some(job.finish(now_ms, id, &end, fx));
+            }
+        }
+        if job.status == JobStatus::RUNNING {
+            job.emit_progress(id, fx);
+        } else {
+            (job.status, job.message) = (JobStatus::RUNNING, Cow::Borrowed("Drain job running"));
+            job.emit_state(id, fx);
+        }
+        None
+    }
+}
+
+impl DrainJobEntry {
+    fn start(
+        &mut self,
+        now_ms: u64,
+        id: Uuid,
+        DrainMove { object, source, target, client }: DrainMove,
+        tasks: &mut TaskTable,
+        fx: &mut dyn StateChangeSink,
+    ) {
+        let ObjectName { tenant, key } = &object.name;
+        let request = MoveRequest { key, source: &source, target: &target };
+        let task = move_payload(tenant, request).and_then(|payload| tasks.add(now_ms, payload, client, fx));
+        if let Ok(task) = task {
+            let (tenant, key) = (Cow::Borrowed(&**tenant), Cow::Borrowed(&**key));
+            fx.record(StateChange::DrainMoveStarted { job: id, task, tenant, key, size: object.size });
+            Arc::make_mut(&mut self.moves).insert(task, object);
+        }
+    }
+
+    fn finish(
+        &mut self,
+        now_ms: u64,
+        id: Uuid,
+        scan: &ScanEnd,
+        fx: &mut dyn StateChangeSink,
+    ) -> EndedDrainJob {
+        let status = if scan.abandoned > 0 {
+            self.end(now_ms, JobStatus::FAILED, "Some objects could not be moved");
             SegmentStatus::DRAINING
         } else {
-            job.end(now_ms, JobStatus::SUCCEEDED, "Drain job succeeded");
+            self.end(now_ms, JobStatus::SUCCEEDED, "Drain job succeeded");
             SegmentStatus::DRAINED
         };
-        job.emit_state(id, fx);
-        Some(EndedDrainJob { segments: job.segments.clone(), status })
+        self.emit_state(id, fx);
+        EndedDrainJob { segments: Arc::clone(&self.segments), status }
     }
 }

@@ -1,11 +1,13 @@
 //! Reports and state changes of drain jobs.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use mooncake_wire::ErrorCode;
 use mooncake_wire::admin::DrainJobResponse;
 use mooncake_wire::types::Uuid;
 
+use super::scan::DrainScan;
 use super::{DrainJobEntry, DrainJobTable, DrainProgress, InFlightMove};
 use crate::change::{DrainJobState, StateChange, StateChangeSink};
 use crate::object::ObjectName;
@@ -21,7 +23,7 @@ impl DrainJobEntry {
             status_name: self.status.name().unwrap_or_default().to_owned(),
             created_at_ms_epoch: self.created_at_ms.cast_signed(),
             last_updated_at_ms_epoch: self.updated_at_ms.cast_signed(),
-            segments: self.segments.clone(),
+            segments: self.segments.to_vec(),
             succeeded_units: self.succeeded,
             failed_units: self.failed,
             blocked_units: self.blocked,
@@ -68,13 +70,15 @@ impl DrainJobTable {
             blocked: state.blocked,
         };
         let mut job = DrainJobEntry {
-            segments: state.segments.to_vec(),
-            targets: state.targets.to_vec(),
+            segments: state.segments.iter().cloned().collect(),
+            targets: state.targets.iter().cloned().collect(),
             concurrency: usize::try_from(state.concurrency).unwrap_or(usize::MAX),
             status: state.status,
             created_at_ms: state.created_at_ms,
             updated_at_ms: state.updated_at_ms,
-            dispatched_at_ms: 0,
+            scan: DrainScan::default(),
+            is_scanned: false,
+            ended: 0,
             moves,
             attempts,
             succeeded: state.succeeded,
@@ -85,7 +89,7 @@ impl DrainJobTable {
             message: Cow::Owned(state.message.to_string()),
         };
         if job.is_finished() {
-            job.moves.clear();
+            job.moves = Arc::default();
         }
         jobs.insert(state.id, job);
     }
@@ -93,14 +97,14 @@ impl DrainJobTable {
     /// Replays the start of an object's move.
     pub(crate) fn restore_move(&mut self, job: Uuid, task: Uuid, object: InFlightMove) {
         if let Some(job) = self.0.get_mut(&job) {
-            job.moves.insert(task, object);
+            Arc::make_mut(&mut job.moves).insert(task, object);
         }
     }
 
     /// Replays the end of an object's move.
     pub(crate) fn restore_moved(&mut self, job: Uuid, task: Uuid, name: ObjectName, attempts: u32) {
         if let Some(job) = self.0.get_mut(&job) {
-            job.moves.remove(&task);
+            Arc::make_mut(&mut job.moves).remove(&task);
             job.record_attempts(name, attempts);
         }
     }
@@ -109,7 +113,7 @@ impl DrainJobTable {
     pub(crate) fn emit_state(&self, fx: &mut dyn StateChangeSink) {
         for (id, job) in &self.0 {
             job.emit_state(*id, fx);
-            for (task, object) in &job.moves {
+            for (task, object) in &*job.moves {
                 let ObjectName { tenant, key } = &object.name;
                 let (tenant, key) = (Cow::Borrowed(&**tenant), Cow::Borrowed(&**key));
                 fx.record(StateChange::DrainMoveStarted {
@@ -120,7 +124,7 @@ impl DrainJobTable {
                     size: object.size,
                 });
             }
-            for (ObjectName { tenant, key }, attempts) in &job.attempts {
+            for (ObjectName { tenant, key }, attempts) in &*job.attempts {
                 let (tenant, key) = (Cow::Borrowed(&**tenant), Cow::Borrowed(&**key));
                 let task = Uuid { first: 0, second: 0 };
                 fx.record(StateChange::DrainMoveEnded { job: *id, task, tenant, key, attempts: *attempts });

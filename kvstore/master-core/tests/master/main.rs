@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod disks;
+mod drains;
 mod eviction;
 mod groups;
 mod harness;

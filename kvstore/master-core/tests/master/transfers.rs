@@ -1,8 +1,7 @@
-//! Copies, moves, tasks and drain jobs.
+//! Copies, moves and tasks.
 
 use mooncake_wire::ErrorCode;
-use mooncake_wire::admin::{CreateDrainJobRequest, JobStatus};
-use mooncake_wire::types::{SegmentStatus, TaskCompletion, TaskStatus, TaskType};
+use mooncake_wire::types::{TaskCompletion, TaskStatus, TaskType};
 use moongate_master_core::{
     CallContext, CopyRequest, CopyTaskRequest, DynamicReplicationLease, DynamicReplicationMode,
     MasterCoreOptions, MoveRequest, RemoveContext,
@@ -214,92 +213,6 @@ fn pending_tasks_are_limited() {
         &mut (),
     );
     assert_eq!(rejected, Err(ErrorCode::TASK_PENDING_LIMIT_EXCEEDED));
-}
-
-/// Executes the nodes' tasks, or reports failure if `works` is false.
-fn complete_tasks(world: &mut TestMasterCore, works: bool) {
-    for node in [1, 2] {
-        let client = id(100 + node);
-        for task in world.master.fetch_tasks(world.now, client, 16, &mut ()) {
-            let field = |name: &str| {
-                let after = task.payload.split_once(&format!("\"{name}\":\"")).unwrap().1;
-                after.split_once('"').unwrap().0.to_owned()
-            };
-            let (key, source) = (field("key"), field("source"));
-            let TestMasterCore { master, now, changes } = world;
-            if works {
-                master
-                    .move_start(
-                        caller(*now, client),
-                        MoveRequest { key: &key, source: &source, target: &field("target") },
-                        changes,
-                    )
-                    .unwrap();
-                master.move_end(caller(*now, client), &key, changes).unwrap();
-            }
-            let status = if works { TaskStatus::SUCCESS } else { TaskStatus::FAILED };
-            let completion = TaskCompletion { id: task.id, status, message: "" };
-            master.complete_task(*now, client, &completion, changes).unwrap();
-        }
-    }
-}
-
-fn drain(works: bool) -> (TestMasterCore, mooncake_wire::admin::DrainJobResponse) {
-    let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[8 * MIB, 8 * MIB]);
-    for number in 0..10 {
-        world.put(&format!("key{number}"), 1000, &on_first()).unwrap();
-    }
-    let request =
-        CreateDrainJobRequest { segments: vec![FIRST.to_owned()], ..CreateDrainJobRequest::default() };
-    let job = world.master.create_drain_job(world.now, &request, &mut world.changes).unwrap();
-    assert_eq!(world.master.segment_status(FIRST), Ok(SegmentStatus::DRAINING));
-    for _ in 0..20 {
-        world.advance_with_heartbeats(1000, &[1, 2]);
-        let report = world.master.drain_job(job).unwrap();
-        assert!(report.active_units <= 4);
-        complete_tasks(&mut world, works);
-    }
-    let report = world.master.drain_job(job).unwrap();
-    (world, report)
-}
-
-#[test]
-fn draining_moves_everything() {
-    let (world, job) = drain(true);
-    assert_eq!((job.status, job.succeeded_units, job.migrated_bytes), (JobStatus::SUCCEEDED, 10, 10_000));
-    assert_eq!(world.master.segment_status(FIRST), Ok(SegmentStatus::DRAINED));
-    assert!(world.keys().iter().all(|key| world.segments_of(key) == [SECOND]));
-}
-
-#[test]
-fn draining_fails_if_objects_cannot_be_moved() {
-    let (mut world, job) = drain(false);
-    assert_eq!((job.status, job.failed_units, job.succeeded_units), (JobStatus::FAILED, 10, 0));
-    assert_eq!(world.keys().len(), 10);
-    // A new job for the same segment is allowed.
-    let again = CreateDrainJobRequest { segments: vec![FIRST.to_owned()], ..Default::default() };
-    let TestMasterCore { master, now, changes } = &mut world;
-    assert!(master.create_drain_job(*now, &again, changes).is_ok());
-}
-
-#[test]
-fn drain_jobs_can_be_canceled() {
-    let mut world = world();
-    let TestMasterCore { master, now, changes } = &mut world;
-    let request =
-        |segment: &str| CreateDrainJobRequest { segments: vec![segment.to_owned()], ..Default::default() };
-    assert_eq!(master.create_drain_job(*now, &request("no"), changes), Err(ErrorCode::SEGMENT_NOT_FOUND));
-    let job = master.create_drain_job(*now, &request(FIRST), changes).unwrap();
-    let twice = master.create_drain_job(*now, &request(FIRST), changes);
-    assert_eq!(twice, Err(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS));
-    master.tick(*now + 1000, changes);
-    assert_eq!(master.drain_job(job).unwrap().active_units, 1);
-    master.cancel_drain_job(*now, job, changes).unwrap();
-    assert_eq!(master.drain_job(job).unwrap().status, JobStatus::CANCELED);
-    assert_eq!(master.segment_status(FIRST), Ok(SegmentStatus::OK));
-    assert_eq!(master.fetch_tasks(*now, id(101), 16, &mut ()), []);
-    assert!(master.create_drain_job(*now, &request(FIRST), changes).is_ok());
-    assert_eq!(master.drain_job(id(1)), Err(ErrorCode::JOB_NOT_FOUND));
 }
 
 #[test]
