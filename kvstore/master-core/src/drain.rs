@@ -1,5 +1,7 @@
 //! Creating, canceling and running drain jobs.
 
+use std::collections::BTreeMap;
+
 use mooncake_wire::ErrorCode;
 use mooncake_wire::admin::{CreateDrainJobRequest, DrainJobResponse};
 use mooncake_wire::types::{SegmentStatus, Uuid};
@@ -68,6 +70,67 @@ impl MasterCore {
         drop(planner);
         self.objects.set_segment_statuses(&segments, SegmentStatus::OK, fx);
         Ok(())
+    }
+
+    /// Has all objects in the memory of a node moved to other nodes, which it may repeat at any time. Returns the number of objects
+    /// that are left, at least 1 until all its segments are drained.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND` if the node has no segment; as [`Self::create_drain_job`].
+    pub fn drain_node(
+        &self,
+        now_ms: u64,
+        client: Uuid,
+        fx: &mut dyn StateChangeSink,
+    ) -> Result<u64, ErrorCode> {
+        let segments = self.segments_of(client);
+        if segments.is_empty() {
+            return Err(ErrorCode::SEGMENT_NOT_FOUND);
+        }
+        if segments.values().all(|status| *status == SegmentStatus::DRAINED) {
+            return Ok(0);
+        }
+        let is_open = |(_, status): &(String, SegmentStatus)| *status != SegmentStatus::DRAINED;
+        let segments: Vec<String> = segments.into_iter().filter(is_open).map(|(name, _)| name).collect();
+        let left = self.planner.lock().drain_jobs.left_in(&segments);
+        if let Some(left) = left {
+            return Ok(left.max(1));
+        }
+        let request = CreateDrainJobRequest { segments, ..CreateDrainJobRequest::default() };
+        self.create_drain_job(now_ms, &request, fx).map(|_| 1)
+    }
+
+    /// The node stays: its segments accept objects again.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND` if the node has no segment.
+    pub fn cancel_node_drain(
+        &self,
+        now_ms: u64,
+        client: Uuid,
+        fx: &mut dyn StateChangeSink,
+    ) -> Result<(), ErrorCode> {
+        let segments = self.segments_of(client);
+        if segments.is_empty() {
+            return Err(ErrorCode::SEGMENT_NOT_FOUND);
+        }
+        let job = self.planner.lock().drain_jobs.open_job_of(segments.keys());
+        if let Some(job) = job {
+            self.cancel_drain_job(now_ms, job, fx)?;
+        }
+        let is_closed = |(_, status): &(String, SegmentStatus)| {
+            matches!(*status, SegmentStatus::DRAINING | SegmentStatus::DRAINED)
+        };
+        let closed: Vec<String> = segments.into_iter().filter(is_closed).map(|(name, _)| name).collect();
+        self.objects.set_segment_statuses(&closed, SegmentStatus::OK, fx);
+        Ok(())
+    }
+
+    /// Names and statuses of a client's segments.
+    fn segments_of(&self, client: Uuid) -> BTreeMap<String, SegmentStatus> {
+        let segments = self.objects.segments.load();
+        let own = segments.iter().filter(|(_, segment)| segment.client == client);
+        own.map(|(_, segment)| (segment.descriptor.name.to_string(), segment.status())).collect()
     }
 
     /// Collects results and starts moves of all jobs that are due.

@@ -1,18 +1,22 @@
-//! Hooks for the program that replaces the node's process: `/drain` before the restart and `/settled` after it.
+//! Hooks for the program that replaces or removes the node's process: `/drain` before it ends, and `/settled` after its restart.
 
 use std::sync::Arc;
 
-use axum::extract::State;
+use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::middleware;
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use mooncake_wire::frame::RpcFault;
+use moongate_master_client::rpc::RpcError;
 use moongate_transfer::AllowedPeers;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::access::only_peers;
 use crate::heartbeat::HeartbeatState;
 use crate::membership::NodeMembership;
+use crate::removal::NodeRemoval;
 
 type DrainHookResponse = (StatusCode, Json<Value>);
 
@@ -21,6 +25,27 @@ type DrainHookResponse = (StatusCode, Json<Value>);
 pub(crate) struct DrainHooks {
     pub(crate) membership: NodeMembership,
     pub(crate) heartbeat: Arc<HeartbeatState>,
+    pub(crate) removal: Arc<NodeRemoval>,
+    /// Whether the node has objects on disk.
+    pub(crate) has_disk: bool,
+}
+
+/// Parameters of `/drain`.
+#[derive(Debug, Deserialize)]
+struct DrainQuery {
+    #[serde(default)]
+    reason: DrainReason,
+}
+
+/// Why the process is about to end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum DrainReason {
+    /// Another process takes over the node's name and, if they persist, its memory and disk.
+    #[default]
+    Restart,
+    /// The node does not return.
+    Removal,
 }
 
 /// Only allowed peers may drain a node: the master places no new objects on it.
@@ -32,9 +57,15 @@ pub(crate) fn router(hooks: DrainHooks, peers: AllowedPeers) -> Router {
         .with_state(hooks)
 }
 
+async fn drain(State(hooks): State<DrainHooks>, Query(query): Query<DrainQuery>) -> DrainHookResponse {
+    match query.reason {
+        DrainReason::Restart => drain_for_restart(&hooks.membership).await,
+        DrainReason::Removal => drain_for_removal(&hooks).await,
+    }
+}
+
 /// The ledger of persistent memory is consistent whenever the process exits, so draining only has to notify the master.
-async fn drain(State(hooks): State<DrainHooks>) -> DrainHookResponse {
-    let membership = &hooks.membership;
+async fn drain_for_restart(membership: &NodeMembership) -> DrainHookResponse {
     membership.drain.set(true);
     if membership.pool.segments().iter().any(|segment| !segment.is_persistent) {
         let warning = "process memory is lost on restart; --memory=holder:SOCKET preserves it";
@@ -46,8 +77,30 @@ async fn drain(State(hooks): State<DrainHooks>) -> DrainHookResponse {
     }
 }
 
+/// The master moves all objects in memory to other nodes.
+async fn drain_for_removal(hooks: &DrainHooks) -> DrainHookResponse {
+    match hooks.removal.drain(&hooks.membership).await {
+        Ok(0) if hooks.has_disk => {
+            let warning = "objects that are on this node's disk only are lost with it";
+            (StatusCode::OK, Json(json!({ "warning": warning })))
+        }
+        Ok(0) => (StatusCode::OK, Json(json!({}))),
+        Ok(left) => pending_response(
+            json!({ "waiting_for": "its objects to be moved to other nodes", "objects": left }),
+        ),
+        Err(RpcError::Fault(fault)) if fault.code == RpcFault::NOT_REGISTERED => {
+            let warning = "the master cannot move this node's objects: they are lost with it";
+            (StatusCode::OK, Json(json!({ "warning": warning })))
+        }
+        Err(error) => pending_response(json!({ "waiting_for": "the master", "error": error.to_string() })),
+    }
+}
+
 async fn cancel_drain(State(hooks): State<DrainHooks>) -> DrainHookResponse {
     hooks.membership.drain.set(false);
+    if let Err(error) = hooks.removal.cancel(&hooks.membership).await {
+        return pending_response(json!({ "waiting_for": "the master", "error": error.to_string() }));
+    }
     match notify_master(&hooks.membership).await {
         Ok(()) => (StatusCode::OK, Json(json!({}))),
         Err(response) => response,

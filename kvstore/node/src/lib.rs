@@ -25,6 +25,7 @@ mod node;
 mod peer;
 mod rdma;
 mod region_socket;
+mod removal;
 mod rest;
 mod rest_response;
 mod scrub;

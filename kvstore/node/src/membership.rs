@@ -23,7 +23,7 @@ use crate::start_retry::StartRetry;
 /// Maximum number of intact ranges in one request.
 const RANGES_PER_CALL: usize = 16_384;
 /// The drain state ends by itself this long after the last `/drain`, if the node was not replaced.
-const DRAIN_EXPIRY: Duration = Duration::from_secs(600);
+pub(crate) const DRAIN_EXPIRY: Duration = Duration::from_secs(600);
 
 /// Whether the node is about to be replaced.
 #[derive(Debug, Default)]

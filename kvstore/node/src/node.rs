@@ -35,7 +35,7 @@ use crate::rest::RestApi;
 use crate::segment_mounter::SegmentMounter;
 use crate::segment_pool::{MountedSegment, SegmentPool};
 use crate::tasks::TaskWorker;
-use crate::{catalog_sync, drain_hooks, health, rdma, rest, scrub, shared_memory};
+use crate::{catalog_sync, drain_hooks, health, rdma, removal, rest, scrub, shared_memory};
 
 /// Time limit for unregistering from master and metadata server.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(3);
@@ -348,6 +348,7 @@ fn start_background(
         membership: membership.clone(),
         directory: publisher.directory.clone(),
         counts: Arc::clone(&metrics.task_counts),
+        idle_peers: Arc::default(),
     };
     worker.start(supervisor);
     let (publisher, heartbeat, stop) =
@@ -371,8 +372,13 @@ fn serve_http(
 ) -> Result<SocketAddr, NodeStartError> {
     let refused = Arc::clone(&metrics.refused_calls);
     let access = ApiAccess::new(peers.clone(), flags.api_token.as_ref(), refused);
-    let hooks =
-        DrainHooks { membership: api.segments.membership.clone(), heartbeat: Arc::clone(&metrics.heartbeat) };
+    let hooks = DrainHooks {
+        membership: api.segments.membership.clone(),
+        heartbeat: Arc::clone(&metrics.heartbeat),
+        removal: Arc::default(),
+        has_disk: api.disk_worker.is_some(),
+    };
+    removal::start(Arc::clone(&hooks.removal), hooks.membership.clone(), ports.supervisor);
     let health = health::router(metrics);
     if let Some(port) = config.client_http_port {
         ports.serve(port, health.clone())?;

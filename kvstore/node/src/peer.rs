@@ -1,5 +1,6 @@
 //! Connections to other nodes, used by copy, move and promotion tasks.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use mooncake_wire::capability::AccessRights;
@@ -8,6 +9,10 @@ use moongate_transfer::descriptor::NoTcpError;
 use moongate_transfer::{
     DescriptorDirectory, DirectoryError, TransferConnection, TransferError, TransferLimits, TransferProtocol,
 };
+use parking_lot::Mutex;
+
+/// Maximum number of idle connections per node.
+const MAX_IDLE: usize = 32;
 
 /// Why no connection to another node could be opened.
 #[derive(Debug, thiserror::Error)]
@@ -21,6 +26,7 @@ pub(crate) enum PeerConnectError {
 }
 
 /// A connection to another node's data port, with capabilities if peers are authenticated.
+#[derive(Debug)]
 pub(crate) struct PeerConnection {
     connection: TransferConnection,
     endpoint: String,
@@ -63,5 +69,35 @@ impl PeerConnection {
         if let Some(grants) = &self.grants {
             self.connection.set_capability(grants.find(&self.endpoint, rights, start, size as u64));
         }
+    }
+}
+
+/// Idle connections to other nodes, by node: tasks for small objects would otherwise take longer to connect than to copy.
+#[derive(Debug, Default)]
+pub(crate) struct IdlePeers(Mutex<HashMap<String, Vec<PeerConnection>>>);
+
+impl IdlePeers {
+    pub(crate) fn take(&self, endpoint: &str) -> Option<PeerConnection> {
+        let mut idle = self.0.lock();
+        let connections = idle.get_mut(endpoint)?;
+        let connection = connections.pop();
+        if connections.is_empty() {
+            idle.remove(endpoint);
+        }
+        connection
+    }
+
+    /// Keeps a connection on which all requests have succeeded.
+    pub(crate) fn put(&self, connection: PeerConnection) {
+        let mut idle = self.0.lock();
+        let connections = idle.entry(connection.endpoint.clone()).or_default();
+        if connections.len() < MAX_IDLE {
+            connections.push(connection);
+        }
+    }
+
+    /// Closes all connections.
+    pub(crate) fn clear(&self) {
+        self.0.lock().clear();
     }
 }

@@ -20,18 +20,20 @@ use moongate_runtime::Supervisor;
 use moongate_transfer::serve::AddressRange;
 use moongate_transfer::{DescriptorDirectory, TransferError};
 use serde::Deserialize;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use crate::membership::NodeMembership;
-use crate::peer::{PeerConnectError, PeerConnection};
+use crate::peer::{IdlePeers, PeerConnectError, PeerConnection};
 use crate::segment_pool::{DamagedRangeError, SegmentPool};
 
-/// Poll period for the master's tasks.
-const PERIOD: Duration = Duration::from_secs(1);
-/// Maximum number of concurrent tasks.
-const MAX_CONCURRENT_TASKS: usize = 4;
+/// Longest poll period for the master's tasks, while there are none.
+const MAX_PERIOD: Duration = Duration::from_secs(1);
+/// Poll period right after a task: a drain job continues with others as soon as some have ended.
+const MIN_PERIOD: Duration = Duration::from_millis(5);
+/// Maximum number of concurrent tasks: enough that small objects, which take four calls to the master each, use the network.
+const MAX_CONCURRENT_TASKS: usize = 32;
 /// Buffer size per task in bytes: an object is copied in chunks of this size.
-const CHUNK: u64 = 8 << 20;
+const CHUNK: u64 = 1 << 20;
 /// First pause after the master found no space for a target. It grows linearly with each attempt.
 const ALLOCATION_BACKOFF: Duration = Duration::from_millis(50);
 /// Maximum number of retries, even if the master allows more.
@@ -51,6 +53,7 @@ pub(crate) struct TaskWorker {
     pub(crate) membership: NodeMembership,
     pub(crate) directory: DescriptorDirectory,
     pub(crate) counts: Arc<TaskCounts>,
+    pub(crate) idle_peers: Arc<IdlePeers>,
 }
 
 /// Why a task failed; the text is reported to the master.
@@ -117,33 +120,54 @@ impl TaskWorker {
 
     async fn run(self, supervisor: &Supervisor) {
         let slots = Arc::new(Semaphore::new(MAX_CONCURRENT_TASKS));
+        let ended = Arc::new(Notify::new());
+        let mut period = MAX_PERIOD;
         loop {
-            tokio::time::sleep(PERIOD).await;
+            // Ends early when a task has ended: the master may have others by then.
+            let woken = tokio::time::timeout(period, ended.notified()).await.is_ok();
             // Only as many as can start now: the master assigns a task to one node, so a queued task would wait here.
-            let mut free: Vec<OwnedSemaphorePermit> =
+            let free: Vec<OwnedSemaphorePermit> =
                 std::iter::from_fn(|| Arc::clone(&slots).try_acquire_owned().ok()).collect();
-            if free.is_empty() {
-                continue;
-            }
-            let arguments =
-                FetchTasksArguments { client_id: self.membership.client_id, limit: free.len() as u64 };
-            let fetched = self.membership.master.call::<FetchTasks, &str>(&arguments).await;
-            let assigned = match fetched.and_then(|result| Ok(result?)) {
-                Ok(assigned) => assigned,
-                Err(error) => {
-                    tracing::debug!(%error, "cannot fetch tasks from the master");
-                    continue;
-                }
-            };
-            for assignment in assigned {
-                let (worker, slot) = (self.clone(), free.pop());
-                let stop = supervisor.token();
-                supervisor.spawn("store-task", async move {
-                    let _slot = slot;
-                    stop.run_until_cancelled(worker.perform(assignment)).await;
-                });
+            let is_idle = free.len() == MAX_CONCURRENT_TASKS;
+            let started = self.fetch_and_start(free, &ended, supervisor).await;
+            period = if woken || started > 0 { MIN_PERIOD } else { MAX_PERIOD.min(period * 2) };
+            if is_idle && started == 0 && period == MAX_PERIOD {
+                self.idle_peers.clear();
             }
         }
+    }
+
+    /// Starts as many tasks as there are free slots. Returns their number.
+    async fn fetch_and_start(
+        &self,
+        mut free: Vec<OwnedSemaphorePermit>,
+        ended: &Arc<Notify>,
+        supervisor: &Supervisor,
+    ) -> usize {
+        if free.is_empty() {
+            return 0;
+        }
+        let arguments =
+            FetchTasksArguments { client_id: self.membership.client_id, limit: free.len() as u64 };
+        let fetched = self.membership.master.call::<FetchTasks, &str>(&arguments).await;
+        let assigned = match fetched.and_then(|result| Ok(result?)) {
+            Ok(assigned) => assigned,
+            Err(error) => {
+                tracing::debug!(%error, "cannot fetch tasks from the master");
+                return 0;
+            }
+        };
+        let count = assigned.len();
+        for assignment in assigned {
+            let (worker, slot, ended) = (self.clone(), free.pop(), Arc::clone(ended));
+            let stop = supervisor.token();
+            supervisor.spawn("store-task", async move {
+                stop.run_until_cancelled(worker.perform(assignment)).await;
+                drop(slot);
+                ended.notify_one();
+            });
+        }
+        count
     }
 
     async fn perform(&self, assignment: TaskAssignment<String>) {
@@ -260,31 +284,71 @@ impl TaskWorker {
             if target.size != source.size {
                 return Err(TaskError::Sizes);
             }
-            let connect = |endpoint| {
-                PeerConnection::open(&self.directory, endpoint, self.membership.master.authentication())
-            };
-            let mut from = match own {
-                true => CopySource::Own(&self.membership.pool),
-                false => CopySource::Node(Box::new(connect(&source.endpoint).await?)),
-            };
-            from.verify(span(source))?;
-            let mut to = connect(&target.endpoint).await?;
-            let mut done = 0;
-            while done < source.size {
-                let size = CHUNK.min(source.size - done);
-                let mut piece = vec![0; usize::try_from(size).unwrap_or_default()];
-                from.read(source.address + done, &mut piece).await?;
-                to.write(target.address + done, &piece).await?;
-                done += size;
-            }
-            if to.protocol() == moongate_transfer::TransferProtocol::V1 {
-                // V1 has no write acknowledgement. A read on the same connection completes after the write is applied.
-                to.read(target.address + source.size - 1, &mut [0]).await?;
-            }
+            self.write_to(target, source, own).await?;
             self.counts.bytes.fetch_add(source.size, Ordering::Relaxed);
         }
         Ok(())
     }
+
+    /// Copies an object to a node, on an idle connection if there is one. If that has broken, a new one shows whether the node can
+    /// be reached.
+    async fn write_to(
+        &self,
+        target: &BufferDescriptor<String>,
+        source: &BufferDescriptor<String>,
+        own: bool,
+    ) -> Result<(), TaskError> {
+        let mut from = match own {
+            true => CopySource::Own(&self.membership.pool),
+            false => CopySource::Node(Box::new(self.connect(&source.endpoint).await?)),
+        };
+        from.verify(span(source))?;
+        if let Some(mut to) = self.idle_peers.take(&target.endpoint) {
+            match copy_chunks(&mut from, source, &mut to, target).await {
+                Ok(()) => {
+                    self.idle_peers.put(to);
+                    return Ok(());
+                }
+                Err(error @ TaskError::Source(_)) => return Err(error),
+                Err(error) => {
+                    tracing::debug!(%error, node = %target.endpoint, "an idle connection has broken")
+                }
+            }
+        }
+        let mut to = self.connect(&target.endpoint).await?;
+        copy_chunks(&mut from, source, &mut to, target).await?;
+        self.idle_peers.put(to);
+        Ok(())
+    }
+
+    async fn connect(&self, endpoint: &str) -> Result<PeerConnection, PeerConnectError> {
+        PeerConnection::open(&self.directory, endpoint, self.membership.master.authentication()).await
+    }
+}
+
+async fn copy_chunks(
+    from: &mut CopySource<'_>,
+    source: &BufferDescriptor<String>,
+    to: &mut PeerConnection,
+    target: &BufferDescriptor<String>,
+) -> Result<(), TaskError> {
+    let mut chunk = vec![0; usize::try_from(CHUNK.min(source.size)).unwrap_or_default()];
+    let mut done = 0;
+    while done < source.size {
+        let left = usize::try_from(source.size - done).unwrap_or(usize::MAX);
+        let piece = match chunk.len() > left {
+            true => &mut chunk[..left],
+            false => &mut chunk[..],
+        };
+        from.read(source.address + done, piece).await?;
+        to.write(target.address + done, piece).await?;
+        done += piece.len() as u64;
+    }
+    if to.protocol() == moongate_transfer::TransferProtocol::V1 && source.size > 0 {
+        // V1 has no write acknowledgement. A read on the same connection completes after the write is applied.
+        to.read(target.address + source.size - 1, &mut [0]).await?;
+    }
+    Ok(())
 }
 
 /// Source of a copy: this node's memory, or another node.

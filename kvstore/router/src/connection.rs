@@ -11,6 +11,8 @@ use mooncake_wire::ErrorCode;
 use mooncake_wire::caller_dialect::{ConnectionDialect, DialectRegistry};
 use mooncake_wire::frame::{self, FrameParseResult, RequestHeader, RpcFault, RpcFrame};
 use mooncake_wire::intact_ranges::{self, IntactRangesArguments};
+use mooncake_wire::node_drain::{self, NodeDrainArguments};
+use mooncake_wire::pack::UnpackError;
 use mooncake_wire::rpc::{self, MasterResult, Request, RpcMethod};
 use mooncake_wire::shards::{ShardRequest, encode_list};
 use moongate_runtime::Supervisor;
@@ -145,6 +147,11 @@ impl ClientConnection {
             let masters = self.router.masters.addresses.iter().map(String::as_str).collect();
             return encode_list(header.sequence, masters, output).map_err(|_| RpcFault::invalid_argument());
         }
+        if let Some(drain) = NodeDrainArguments::decode(header.function_id, body)? {
+            let left = self.drain_node(drain).await?;
+            return node_drain::encode_reply(header.sequence, left, output)
+                .map_err(|_| RpcFault::invalid_argument());
+        }
         let report =
             IntactRangesArguments::decode(header.function_id, body).map_err(|fault| match fault.code {
                 RpcFault::NOT_REGISTERED => rpc::unsupported_fault(header.function_id),
@@ -175,11 +182,29 @@ impl ClientConnection {
         };
         let parts = split_intact_ranges(report, size, masters.count);
         let frames = parts.into_iter().map(encode).collect::<Result<Vec<_>, _>>()?;
-        let mut dropped = 0_u64;
-        for response in masters.call(&self.masters, frames).await {
+        self.sum(frames, intact_ranges::decode_reply).await
+    }
+
+    /// Passes a node's drain on to all shards, each of which has a part of its segments. Returns the number of objects that are left.
+    async fn drain_node(&self, drain: NodeDrainArguments) -> Result<MasterResult<u64>, RpcFault> {
+        let masters = &self.router.masters;
+        let mut frame = BytesMut::new();
+        drain.encode(0, &mut frame).map_err(|_| RpcFault::invalid_argument())?;
+        let frames = masters.count.iter().map(|shard| (shard, frame.clone())).collect();
+        self.sum(frames, node_drain::decode_reply).await
+    }
+
+    /// Sends requests to shards, and adds the numbers in their replies. The first error of a shard counts for all.
+    async fn sum(
+        &self,
+        frames: Vec<(usize, BytesMut)>,
+        decode: impl Fn(&[u8]) -> Result<MasterResult<u64>, UnpackError>,
+    ) -> Result<MasterResult<u64>, RpcFault> {
+        let mut sum = 0_u64;
+        for response in self.router.masters.call(&self.masters, frames).await {
             match response {
-                ShardResponse::Reply(body) => match intact_ranges::decode_reply(&body) {
-                    Ok(Ok(count)) => dropped = dropped.saturating_add(count),
+                ShardResponse::Reply(body) => match decode(&body) {
+                    Ok(Ok(count)) => sum = sum.saturating_add(count),
                     Ok(Err(code)) => return Ok(Err(code)),
                     Err(_) => return Ok(Err(ErrorCode::INTERNAL_ERROR)),
                 },
@@ -187,7 +212,7 @@ impl ClientConnection {
                 ShardResponse::Unreachable => return Ok(Err(ErrorCode::RPC_FAIL)),
             }
         }
-        Ok(Ok(dropped))
+        Ok(Ok(sum))
     }
 }
 

@@ -27,6 +27,7 @@ pub mod frame;
 pub mod intact_ranges;
 pub mod inventory;
 pub mod key;
+pub mod node_drain;
 pub mod object_locations;
 pub mod pack;
 pub mod rpc;

@@ -6,5 +6,6 @@ mod masters;
 mod node;
 mod older_releases;
 mod persistence;
+mod removal;
 mod rest;
 mod tasks;

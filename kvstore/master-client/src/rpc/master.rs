@@ -12,6 +12,7 @@ use mooncake_wire::intact_ranges::{IntactRangesArguments, decode_reply as decode
 use mooncake_wire::inventory::{
     InventoryArguments, InventoryReply, ObjectChangesArguments, ObjectChangesReply,
 };
+use mooncake_wire::node_drain::{NodeDrainArguments, decode_reply as decode_drain_reply};
 use mooncake_wire::pack::{Pack, PackError, Unpack, UnpackError};
 use mooncake_wire::rpc::{
     BatchExistKey, KeysArguments, MasterResult, RpcDefinition, decode_reply, encode_request,
@@ -274,6 +275,14 @@ impl MasterClient {
     /// [`RpcError::Fault`] from Mooncake's masters, which lack this call.
     pub async fn report_intact_ranges(&self, ranges: &IntactRangesArguments) -> Result<u64, RpcError> {
         self.request(|sequence, out| ranges.encode(sequence, out), decode_ranges_reply).await
+    }
+
+    /// Has the objects of a node moved to others, or cancels that. Returns the number of objects that are left on it.
+    ///
+    /// # Errors
+    /// [`RpcError::Fault`] from Mooncake's masters, which lack this call.
+    pub async fn drain_node(&self, arguments: NodeDrainArguments) -> Result<u64, RpcError> {
+        self.request(|sequence, out| arguments.encode(sequence, out), decode_drain_reply).await
     }
 
     /// Announces or offers a segment's objects to a master that may have lost its log.

@@ -60,6 +60,8 @@ pub(crate) struct DrainJobEntry {
     is_scanned: bool,
     /// Moves that have ended since results were collected; not recorded.
     ended: usize,
+    /// Objects that were left when all were last considered; not recorded.
+    left: u64,
     moves: Arc<BTreeMap<Uuid, InFlightMove>>,
     attempts: Arc<BTreeMap<ObjectName, u32>>,
     succeeded: u64,
@@ -103,6 +105,7 @@ impl DrainJobEntry {
             scan: DrainScan::default(),
             is_scanned: false,
             ended: 0,
+            left: 0,
             moves: Arc::default(),
             attempts: Arc::default(),
             succeeded: 0,
@@ -241,6 +244,20 @@ impl DrainJobTable {
         Ok(id)
     }
 
+    /// The job that drains one of these segments.
+    pub(crate) fn open_job_of<'a>(&self, segments: impl Iterator<Item = &'a String>) -> Option<Uuid> {
+        let drains = |job: &DrainJobEntry, name: &String| !job.is_finished() && job.segments.contains(name);
+        segments
+            .into_iter()
+            .find_map(|name| self.0.iter().find(|(_, job)| drains(job, name)).map(|(id, _)| *id))
+    }
+
+    /// Number of objects that were left in these segments when all objects were last considered; `None` if no job drains them.
+    pub(crate) fn left_in(&self, segments: &[String]) -> Option<u64> {
+        let job = self.0.get(&self.open_job_of(segments.iter())?)?;
+        Some(job.left)
+    }
+
     /// Current state of a job.
     pub(crate) fn report(&self, id: Uuid) -> Option<DrainJobResponse> {
         self.0.get(&id).map(|job| job.report(id))
@@ -320,7 +337,7 @@ impl DrainJobTable {
             job.start(now_ms, id, planned, tasks, fx);
         }
         if let Some(end) = scanned.end {
-            job.blocked = end.blocked;
+            (job.blocked, job.left) = (end.blocked, end.remaining + end.abandoned);
             if end.remaining == 0 && job.moves.is_empty() {
                 return Some(job.finish(now_ms, id, &end, fx));
             }

@@ -79,6 +79,7 @@ impl DrainJobTable {
             scan: DrainScan::default(),
             is_scanned: false,
             ended: 0,
+            left: 0,
             moves,
             attempts,
             succeeded: state.succeeded,

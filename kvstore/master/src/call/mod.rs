@@ -3,6 +3,7 @@
 mod disk;
 mod intact;
 mod inventory;
+mod node_drain;
 mod object;
 mod refuse;
 mod segment;
@@ -19,6 +20,7 @@ use mooncake_wire::caller_dialect::ConnectionDialect;
 use mooncake_wire::capability::{CertificateFingerprint, SegmentKeyArguments};
 use mooncake_wire::frame::{self, FrameError, FrameParseResult, RequestHeader, RpcFault, RpcFrame};
 use mooncake_wire::inventory::InventoryRequest;
+use mooncake_wire::node_drain::NodeDrainArguments;
 use mooncake_wire::pack::type_hash;
 use mooncake_wire::rpc::{self, Request, RpcDefinition, RpcMethod};
 use mooncake_wire::shards::{self, ShardRequest};
@@ -319,6 +321,9 @@ impl CallerSession {
             && let Some(key) = SegmentKeyArguments::decode(header.function_id, body)?
         {
             return segment_key::receive_key(call, &key);
+        }
+        if let Some(drain) = NodeDrainArguments::decode(header.function_id, body)? {
+            return node_drain::handle(call, drain);
         }
         intact::handle(call, header.function_id, body)
     }
