@@ -8,6 +8,7 @@
 
 mod adapters;
 mod context;
+mod drain;
 mod engine;
 mod gateway_address;
 mod gateway_link;
@@ -22,6 +23,7 @@ mod registrations;
 mod sidecar;
 mod state;
 
+pub use drain::{DrainError, DrainOptions, drain};
 pub use gateway_address::{GatewayAddress, GatewayAddressError};
 pub use metrics::all_metrics;
 pub use options::SidecarOptions;

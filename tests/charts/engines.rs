@@ -56,7 +56,9 @@ fn every_engine_drains_within_its_grace_period() {
             let engine = container(role);
             assert_eq!(engine["livenessProbe"]["terminationGracePeriodSeconds"], 30, "it hangs");
             if engine["args"][0] == "loadtest" {
-                assert_eq!(engine["lifecycle"]["preStop"]["sleep"]["seconds"], 5);
+                let hook = &engine["lifecycle"]["preStop"]["exec"]["command"];
+                let flags = ["--url=http://127.0.0.1:9400", "--notice=5s", "--limit=300s"];
+                assert_eq!(*hook, json!(["/moongate", "sidecar", "drain", flags[0], flags[1], flags[2]]));
             } else {
                 let script = script(role);
                 for part in ["\"127.0.0.1\", 9400", "\"POST\", \"/drain\"", "- begin < 300 and", ">= 5:"] {

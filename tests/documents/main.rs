@@ -18,7 +18,7 @@ use moongate_gateway::ApiErrorCode;
 use moongate_scheduler::PolicyName;
 
 /// Commands whose settings docs/configuration.md lists under a heading of their name.
-const COMMANDS: [&str; 14] = [
+const COMMANDS: [&str; 15] = [
     "moongate gateway",
     "moongate operator",
     "moongate kubectl",
@@ -26,6 +26,7 @@ const COMMANDS: [&str; 14] = [
     "moongate store-holder",
     "moongate store-router",
     "moongate sidecar",
+    "moongate sidecar drain",
     "moongate up",
     "moongate kv",
     "moongate loadtest",

@@ -287,6 +287,31 @@ async fn engine_drains_and_restarts_under_load_without_failures() {
     }
 }
 
+/// `moongate sidecar drain`, as in the preStop hook of an engine: its exit code and messages.
+async fn drain_command(sidecar: &TestSidecar, flags: &[&str]) -> (Option<i32>, String) {
+    let url = format!("--url=http://{}", sidecar.address);
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_moongate"));
+    let output = command.args(["sidecar", "drain", &url, "--notice=0s"]).args(flags).output().await.unwrap();
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_drain_command_waits_for_running_requests() {
+    let gateway = gateway(&[]).await;
+    let engine = SimEngine::start(SimEngineOptions::new(SimRole::Plain, SimProtocol::Vllm)).await.unwrap();
+    let sidecar = TestSidecar::start(&engine.url(), &[&gateway], &[]);
+    sidecar.settled().await;
+    let body = json!({"model": "sim", "prompt": "long", "stream": true, "max_tokens": 4_000});
+    let stream = client().post(gateway.url("/v1/completions")).json(&body).send().await.unwrap();
+    assert_eq!(stream.status(), 200);
+    let (code, message) = drain_command(&sidecar, &["--limit=2s"]).await;
+    assert_eq!(code, Some(1), "{message}");
+    assert!(message.contains("has not drained within 2s") && message.contains("request"), "{message}");
+    drop(stream);
+    assert_eq!(drain_command(&sidecar, &["--limit=30s"]).await.0, Some(0));
+    assert_eq!(engine.stats().active, 0);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_drain_can_be_cancelled() {
     let gateway = gateway(&[]).await;

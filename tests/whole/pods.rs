@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use kube::Client;
 use moongate_testkit::{ContainerHealth, PodRuntime};
 use parking_lot::Mutex;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 
 use super::host::{HOST, resolv_conf};
 use super::launch::ContainerLaunch;
@@ -106,7 +107,8 @@ impl PodRuntime for ProcessPodRuntime {
             PodSandbox { address: address_of_it, _holder: holder, process, folder, containers, changes };
         let sandbox = Arc::new(sandbox);
         self.0.sandboxes.lock().insert(uid(pod), Arc::clone(&sandbox));
-        for container in &pod.spec.as_ref().unwrap().containers {
+        let spec = pod.spec.as_ref().unwrap();
+        for container in sidecars(spec).chain(&spec.containers) {
             let mut starts = sandbox.run_container(&self.0.client, pod, &container.name);
             starts.wait_for(|starts| *starts > 0).await.unwrap();
         }
@@ -128,19 +130,10 @@ impl PodRuntime for ProcessPodRuntime {
 
     async fn stop(&self, pod: &Pod) {
         let Some(sandbox) = self.sandbox(pod) else { return };
-        let ended: Vec<_> = {
-            let containers = sandbox.containers.lock();
-            containers
-                .values()
-                .map(|keeper| {
-                    keeper.desired_pod.send_replace(None);
-                    keeper.ended.clone()
-                })
-                .collect()
-        };
-        for mut ended in ended {
-            while ended.changed().await.is_ok() {}
-        }
+        let spec = pod.spec.as_ref().unwrap();
+        // Sidecars end after the others, whose hooks may call them.
+        sandbox.end(&spec.containers.iter().collect::<Vec<_>>()).await;
+        sandbox.end(&sidecars(spec).collect::<Vec<_>>()).await;
         self.0.sandboxes.lock().remove(&uid(pod));
     }
 
@@ -161,7 +154,30 @@ impl PodRuntime for ProcessPodRuntime {
     }
 }
 
+/// Init containers that run as long as the pod. The chart has no others in this test.
+fn sidecars(spec: &PodSpec) -> impl Iterator<Item = &Container> {
+    let init = spec.init_containers.iter().flatten();
+    init.inspect(|one| assert_eq!(one.restart_policy.as_deref(), Some("Always"), "{}", one.name))
+}
+
 impl PodSandbox {
+    /// Ends containers, and waits until they have ended.
+    async fn end(&self, ending: &[&Container]) {
+        let ended: Vec<_> = {
+            let containers = self.containers.lock();
+            let runners = ending.iter().filter_map(|container| containers.get(&container.name));
+            runners
+                .map(|runner| {
+                    runner.desired_pod.send_replace(None);
+                    runner.ended.clone()
+                })
+                .collect()
+        };
+        for mut ended in ended {
+            while ended.changed().await.is_ok() {}
+        }
+    }
+
     /// Begins to keep a container; answers how often it was started.
     fn run_container(self: &Arc<Self>, client: &Client, pod: &Pod, container: &str) -> watch::Receiver<u32> {
         let (wish, wishes) = watch::channel(Some(pod.clone()));
@@ -202,9 +218,9 @@ impl PodSandbox {
         loop {
             let Some(pod) = wishes.borrow_and_update().clone() else { return };
             let spec = pod.spec.as_ref().unwrap();
-            let one = spec.containers.iter().find(|one| one.name == container).unwrap();
+            let one = sidecars(spec).chain(&spec.containers).find(|one| one.name == container).unwrap();
             let number = *starting.borrow();
-            let mut child = self.spawn(client, &pod, one, number).await;
+            let mut child = self.spawn(client, &pod, one, &format!("{container}-{number}")).await;
             *process.lock() = child.id();
             starting.send_modify(|starts| *starts += 1);
             tell(&|state| {
@@ -226,7 +242,11 @@ impl PodSandbox {
                 changed = wishes.changed() => changed.is_ok(),
             };
             let grace = spec.termination_grace_period_seconds.unwrap_or(GRACE);
-            terminate(&mut child, Duration::from_secs(u64::try_from(grace).unwrap())).await;
+            let end = Instant::now() + Duration::from_secs(u64::try_from(grace).unwrap());
+            if asked {
+                self.run_pre_stop(client, &pod, one, end).await;
+            }
+            terminate(&mut child, end).await;
             let exits = i32::from(!asked);
             tell(&|state| {
                 *state = ContainerHealth {
@@ -244,10 +264,21 @@ impl PodSandbox {
         }
     }
 
-    async fn spawn(&self, client: &Client, pod: &Pod, container: &Container, number: u32) -> Child {
+    /// Runs the hook of a container before it ends, within the pod's grace period.
+    async fn run_pre_stop(&self, client: &Client, pod: &Pod, container: &Container, end: Instant) {
+        let Some(hook) = container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.pre_stop.clone()) else {
+            return;
+        };
+        let command = hook.exec.and_then(|exec| exec.command).expect("the chart's hooks are commands");
+        let as_container = Container { command: Some(command), args: None, ..container.clone() };
+        let log = format!("{}-pre-stop", container.name);
+        let mut child = self.spawn(client, pod, &as_container, &log).await;
+        let _ = tokio::time::timeout_at(end, child.wait()).await;
+    }
+
+    async fn spawn(&self, client: &Client, pod: &Pod, container: &Container, log: &str) -> Child {
         let launch = ContainerLaunch::from_spec(client, pod, container, &self.address).await;
-        let log =
-            std::fs::File::create(self.folder.join(format!("{}-{number}.log", container.name))).unwrap();
+        let log = std::fs::File::create(self.folder.join(format!("{log}.log"))).unwrap();
         let root = self.folder.join(format!("{}-root", container.name));
         std::fs::create_dir_all(&root).unwrap();
         let mut command = Command::new("nsenter");
@@ -292,12 +323,12 @@ async fn network(name: &str, address: &str) -> (Child, String) {
     (holder, process)
 }
 
-/// Asks a process to end, and ends it when its time is over.
-async fn terminate(child: &mut Child, grace: Duration) {
+/// Sends SIGTERM to a process, and kills it if it is still running at `end`.
+async fn terminate(child: &mut Child, end: Instant) {
     let Some(id) = child.id() else { return };
     // It may be gone already.
     let _ = Command::new("kill").args(["-TERM", &id.to_string()]).stderr(Stdio::null()).status().await;
-    if tokio::time::timeout(grace, child.wait()).await.is_err() {
+    if tokio::time::timeout_at(end, child.wait()).await.is_err() {
         child.kill().await.unwrap();
     }
 }

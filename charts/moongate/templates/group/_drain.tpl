@@ -58,10 +58,17 @@ terminationGracePeriodSeconds: {{ .root.Values.engineDrain.exitSeconds }}
 {{/* `lifecycle` of the engine's container. */}}
 {{- define "moongate.drain.lifecycle" -}}
 {{- if eq .engine.engine "simulated" }}
-{{- /* Moongate's image has no interpreter: a simulated engine only waits until gateways send no new requests. */}}
-{{- if semverCompare ">=1.30.0-0" .root.Capabilities.KubeVersion.Version }}
-preStop: { sleep: { seconds: {{ .root.Values.engineDrain.noticeSeconds }} } }
-{{- end }}
+{{- /* Moongate's image has no interpreter, and has the sidecar's program. */}}
+{{- $drain := .root.Values.engineDrain }}
+preStop:
+  exec:
+    command:
+      - /moongate
+      - sidecar
+      - drain
+      - --url=http://127.0.0.1:{{ $drain.sidecar.port }}
+      - --notice={{ $drain.noticeSeconds }}s
+      - --limit={{ $drain.limitSeconds }}s
 {{- else }}
 {{ include "moongate.drain.hook" (dict "root" .root "host" "\"127.0.0.1\"") }}
 {{- end }}
