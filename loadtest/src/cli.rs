@@ -126,6 +126,9 @@ pub struct SimEngineArgs {
     /// Maximum number of loaded LoRA adapters of an SGLang engine; a further one evicts the least recently used.
     #[arg(long, env = "MOONGATE_LOADTEST_MAX_LOADED_LORAS")]
     pub max_loaded_loras: Option<usize>,
+    /// Version that the engine reports, such as 0.5.6. Default: a version that the engine's protocol has.
+    #[arg(long, value_name = "VERSION", env = "MOONGATE_LOADTEST_REPORTED_VERSION")]
+    pub reported_version: Option<String>,
     /// Fault to inject from the start, as JSON, such as {"fault":"disconnect_mid_stream","tokens":3,"times":1}.
     #[arg(long, env = "MOONGATE_LOADTEST_FAULT")]
     pub fault: Option<String>,
@@ -229,6 +232,7 @@ impl SimEngineArgs {
             self.bootstrap_timeout.map(|timeout| seconds(timeout, "--bootstrap-timeout")).transpose()?;
         config.ready_after = seconds(self.ready_after, "--ready-after")?;
         config.response_store = self.response_store;
+        config.reported_version.clone_from(&self.reported_version);
         config.service.adapter_load_s = seconds(self.adapter_load, "--adapter-load")?.as_secs_f64();
         config.max_loaded_adapters = self.max_loaded_loras;
         config.kv_events =

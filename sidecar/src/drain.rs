@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use clap::Args;
-use reqwest::StatusCode;
+use moongate_runtime::plain_http_client;
+use reqwest::{StatusCode, redirect};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::http_client::{self, root_cause};
@@ -53,7 +54,7 @@ pub enum DrainError {
 /// # Errors
 /// [`DrainError`]; requests may be in progress then.
 pub async fn drain(options: &DrainOptions) -> Result<(), DrainError> {
-    let client = reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).build()?;
+    let client = plain_http_client().redirect(redirect::Policy::none()).build()?;
     let url = format!("{}/drain", options.url.trim_end_matches('/'));
     let started = Instant::now();
     let (notice_end, limit_end) = (started + options.notice, started + options.limit);

@@ -31,6 +31,23 @@ fn named<'v>(list: &'v Value, name: &str) -> &'v Value {
 }
 
 #[test]
+fn prefills_and_decodes_are_updated_in_proportion() {
+    let pair = "--set=engines.p.engine=simulated,engines.p.mode=prefill,engines.d.engine=simulated,engines.d.mode=decode";
+    let policies = |more: &str| {
+        let rendered = Rendered::with(&[pair, more]);
+        rendered.find("CoordinatedPolicy", "release").map(|policy| policy["spec"]["policies"].clone())
+    };
+    let update = json!({ "rollingUpdate": { "maxSkew": "10%" } });
+    let pairs = json!({ "name": "pairs", "roles": ["p", "d"], "strategy": update });
+    assert_eq!(policies("--set=store.enabled=false"), Some(json!([pairs])));
+    assert_eq!(policies("--set=coordinatePairs=false"), None);
+    let own = policies("--set-json=coordination=[{\"name\":\"own\",\"roles\":[\"p\"],\"strategy\":{}}]");
+    assert_eq!(own, Some(json!([{ "name": "own", "roles": ["p"], "strategy": {} }, pairs])));
+    let plain = Rendered::with(&["--set=engines.w.engine=simulated"]);
+    assert!(plain.find("CoordinatedPolicy", "release").is_none());
+}
+
+#[test]
 fn every_component_takes_the_same_additions_to_its_pods() {
     for (values, name, container) in COMPONENTS {
         let additions = json!({

@@ -39,6 +39,8 @@ async fn served(rule: &str) -> BTreeMap<(&'static str, &'static str), usize> {
     join_all(requests).await;
     let unpaired = metric_at(&client, &gateway.admin_url(""), "moongate_engines_unpaired").await;
     assert_eq!(unpaired, u64::from(rule != "any"), "{rule}");
+    let mixed = metric_at(&client, &gateway.admin_url(""), "moongate_mixed_version_pairs_total").await;
+    assert_eq!(mixed > 0, rule == "any", "{rule}: {mixed}");
     if rule != "any" {
         assert_eq!(early.started(), 0, "there is no decode of its version");
     }

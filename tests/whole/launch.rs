@@ -70,6 +70,8 @@ pub(crate) fn field(pod: &Pod, path: &str, address: &str) -> String {
         "metadata.name" => metadata.name.clone(),
         "metadata.namespace" => metadata.namespace.clone(),
         "metadata.uid" => metadata.uid.clone(),
+        "metadata.labels" => Some(lines(metadata.labels.iter().flatten())),
+        "metadata.annotations" => Some(lines(metadata.annotations.iter().flatten())),
         "spec.nodeName" => spec.node_name.clone(),
         "spec.serviceAccountName" => spec.service_account_name.clone(),
         "status.podIP" | "status.podIPs" => Some(address.to_owned()),
@@ -96,6 +98,11 @@ pub(crate) fn field(pod: &Pod, path: &str, address: &str) -> String {
         },
     };
     value.unwrap_or_default()
+}
+
+/// Labels or annotations in the format of the downward API's files.
+fn lines<'a>(pairs: impl Iterator<Item = (&'a String, &'a String)>) -> String {
+    pairs.map(|(key, value)| format!("{key}={value:?}\n")).collect()
 }
 
 /// `$(NAME)` becomes the variable of this name if there is one, `$$` becomes `$`.

@@ -91,20 +91,48 @@ async fn run_scenario() {
     load.wait_for_requests(SPOT_CHECK_REQUESTS).await;
     let rest = load.summary(rest, Instant::now());
     step(&format!("while helm upgraded the rest, and a prefill was killed: {}", line(&rest)));
+    let shrunk = scale_in(&cluster, &load, &settings).await;
+    step(&format!("two prefills and a store node less: {}", line(&shrunk)));
+    let mixed = mixed_version_pairs(&prometheus).await;
+    step(&format!("pairs of different versions: {mixed}"));
     let empty = queries::without_data(&prometheus).await;
     step(&format!("queries without data: {}", empty.len()));
     for one in &empty {
         println!("           {one}");
     }
     load.stop().await;
-    for seen in [&before, &during, &after, &rest] {
+    for seen in [&before, &during, &after, &rest, &shrunk] {
         assert!(seen.failures.is_empty(), "{:?}", seen.failures);
     }
-    for seen in [&during, &after] {
+    for seen in [&during, &after, &shrunk] {
         assert!(seen.cached > 0.98 * before.cached, "{} {}", seen.cached, before.cached);
     }
+    assert!(mixed < 0.5, "{mixed}");
     assert!(during.p99 < before.p99.mul_f64(1.2), "{:?} {:?}", during.p99, before.p99);
     assert!(empty.is_empty(), "{empty:?}");
+}
+
+/// What was seen after the roles of prefills and store nodes were scaled in, and meanwhile.
+async fn scale_in(cluster: &EndToEndCluster, load: &ConversationLoad, settings: &[String]) -> LoadSummary {
+    let begun = Instant::now();
+    let fewer = ["engines.prefill.replicas=6", "store.nodes.replicas=2"].map(str::to_owned);
+    cluster.helm("upgrade", "upgrade", &[settings, &fewer].concat()).await;
+    wait_until("the pods have ended", async || {
+        let names: Vec<String> = cluster.pods().await.iter().map(cluster::name).collect();
+        let count = |role: &str| names.iter().filter(|name| name.contains(role)).count();
+        let left = (count("-prefill-"), count("-mooncake-store-"));
+        if left == (6, 2) { Ok(()) } else { Err(format!("{left:?}")) }
+    })
+    .await;
+    cluster.settled().await;
+    load.wait_for_requests(MEASURED).await;
+    load.summary(begun, Instant::now())
+}
+
+/// Attempts whose prefill and decode had different versions.
+async fn mixed_version_pairs(prometheus: &PrometheusServer) -> f64 {
+    let found = prometheus.query("sum(max_over_time(moongate_mixed_version_pairs_total[1h]))").await;
+    found[0]["value"][1].as_str().unwrap().parse().unwrap()
 }
 
 fn line(seen: &LoadSummary) -> String {

@@ -293,6 +293,9 @@ impl PodSandbox {
             command.arg(mount.source).arg(mount.target).arg(if mount.is_read_only { "ro" } else { "rw" });
         }
         command.arg("--").args(&launch.arguments).env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        // Another image is another release of the engine.
+        let tag = container.image.as_deref().and_then(|image| Some(image.rsplit_once(':')?.1));
+        command.env("MOONGATE_LOADTEST_REPORTED_VERSION", tag.unwrap_or_default());
         command.envs(launch.env).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
         command.kill_on_drop(true).spawn().unwrap()
     }

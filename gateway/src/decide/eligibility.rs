@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::in_flight::InFlightGuard;
 use crate::feedback::DecidedRoute;
-use crate::fleet::{FleetDecision, FleetMember, FleetSnapshot, UpstreamEndpoint};
+use crate::fleet::{FleetDecision, FleetMember, FleetSnapshot, UpstreamEndpoint, have_different_versions};
 use crate::request_body::InferenceApi;
 use crate::routed_request::{RoutedRequest, needs_translation};
 
@@ -26,6 +26,14 @@ pub(crate) struct ChosenRoute {
 }
 
 impl ChosenRoute {
+    /// Whether it is a pair whose engines report different versions.
+    pub(crate) fn mixes_versions(&self) -> bool {
+        let decode = self.decode.as_ref().and_then(FleetMember::facts);
+        decode
+            .zip(self.prefill.facts())
+            .is_some_and(|(decode, prefill)| have_different_versions(prefill, decode))
+    }
+
     /// The route as traces describe it.
     pub(crate) fn decided(&self) -> DecidedRoute<'_> {
         match &self.decision {

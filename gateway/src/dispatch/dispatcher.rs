@@ -107,6 +107,9 @@ impl RequestDispatcher {
                     exhaustion_counted: AtomicBool::new(false),
                 },
             };
+            if chosen.mixes_versions() {
+                self.metrics.legs.record_mixed_versions();
+            }
             match attempt(routed, chosen, &self.adapters, &context).await {
                 Ok(mut started) => {
                     (started.expected_hits, started.ttft_prediction) = (expected, ttft_prediction);

@@ -34,6 +34,7 @@ impl EncodeLabelValue for LegKindLabel {
 pub(crate) struct LegMetrics {
     failures: Family<LegFailureLabels, Counter>,
     aborts: Family<LegKindLabels, Counter>,
+    mixed_versions: Counter,
     pub(super) retries: Family<LegKindLabels, Counter>,
 }
 
@@ -49,6 +50,11 @@ impl LegMetrics {
                 "moongate_leg_aborts_total",
                 "Legs that the gateway aborted: the other leg failed, or the client left",
                 Family::default(),
+            ),
+            mixed_versions: registry.register(
+                "moongate_mixed_version_pairs_total",
+                "Attempts whose prefill and decode report different versions, which may not be able to transfer KV caches (`--pair-versions`)",
+                Counter::default(),
             ),
             retries: registry.register(
                 "moongate_retries_total",
@@ -79,6 +85,10 @@ impl LegMetrics {
 
     pub(crate) fn record_abort(&self, side: LegKind) {
         self.aborts.get_or_create(&LegKindLabels { side: LegKindLabel(side) }).inc();
+    }
+
+    pub(crate) fn record_mixed_versions(&self) {
+        self.mixed_versions.inc();
     }
 
     pub(crate) fn record_retry(&self, side: LegKind) {

@@ -28,7 +28,7 @@ pub(crate) use health::{HealthCheckLimits, check_health, probe_suspects};
 pub(crate) use in_flight::EngineInFlightGuard;
 pub(crate) use loads::poll_loads;
 pub use pairing::VersionPairing;
-pub(crate) use pairing::domain_name;
+pub(crate) use pairing::{domain_name, have_different_versions};
 pub(crate) use prompts::PromptCountSnapshot;
 pub(crate) use silence::{SilenceLimits, SuspicionReason};
 pub(crate) use snapshot::{FleetMember, FleetSnapshot, ModelUnavailable, host};

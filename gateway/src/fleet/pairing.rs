@@ -120,6 +120,11 @@ fn comparable_version(facts: &EngineFacts) -> &str {
     facts.version.split_once('+').map_or(facts.version.as_str(), |(release, _)| release)
 }
 
+/// Whether a prefill and a decode report different versions.
+pub(crate) fn have_different_versions(prefill: &EngineFacts, decode: &EngineFacts) -> bool {
+    comparable_version(prefill) != comparable_version(decode)
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;

@@ -162,7 +162,9 @@ pub(crate) fn dispatch(engine: &Arc<SimEngineState>, parts: &Parts, body: &Bytes
                 response::text(StatusCode::SERVICE_UNAVAILABLE, "")
             }
         }
-        "/version" if get => response::json_ok(&json!({"version": VERSION})),
+        "/version" if get => response::json_ok(
+            &json!({"version": engine.options.reported_version.as_deref().unwrap_or(VERSION)}),
+        ),
         "/v1/models" if get => response::json_ok(&models(engine, "vllm")),
         "/load" if get => response::json_ok(&json!({"server_load": engine.stats.read(|stats| stats.active)})),
         "/metrics" if get => response::text(StatusCode::OK, metrics::vllm(engine)),

@@ -212,7 +212,7 @@ pub struct SimEngineOptions {
     /// Maximum number of loaded LoRA adapters of an SGLang engine (`--max-loaded-loras`): a further one evicts the least
     /// recently used. vLLM engines keep all in their list.
     pub max_loaded_adapters: Option<usize>,
-    /// Version that an SGLang engine reports; `None`: that of the API.
+    /// Version that the engine reports; `None`: that of the API.
     pub reported_version: Option<String>,
     /// Canned chat completions instead of generated ones.
     pub canned: Option<CannedCompletions>,
