@@ -246,7 +246,8 @@ mod tests {
         assert_eq!(EventRecord::for_step(&delete(ResourceKind::Revision), || Value::Null), []);
         let recorded = EventRecord::for_step(&patch(ResourceKind::Pod, false, json!({})), || Value::Null);
         assert_eq!(recorded, [EventRecord::normal("UpdatedInPlace", "because".to_owned())]);
-        let drains = |value: Value| json!({ "metadata": { "annotations": { keys::LIFECYCLE_DRAIN: value } } });
+        let drains =
+            |value: Value| json!({ "metadata": { "annotations": { keys::LIFECYCLE_DRAIN: value } } });
         let recorded = |value: Value| {
             EventRecord::for_step(&patch(ResourceKind::Instance, false, drains(value)), || Value::Null)
         };

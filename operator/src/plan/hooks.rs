@@ -271,14 +271,16 @@ pub(super) fn set_hook_conditions(input: InstanceInput<'_>, pods: &[&Pod], condi
         let Some(progress) = progress(pod) else { continue };
         let pending = match progress.phase {
             HookPhase::Draining => Some((UpgradeHook::Drain, draining_since(pod))),
-            HookPhase::Leaving => match leaving_since(pod).map(|since| outcome(UpgradeHook::Drain, input, pod, since)) {
-                Some(HookOutcome::Pending) => Some((UpgradeHook::Drain, leaving_since(pod))),
-                Some(HookOutcome::Finished { unfinished: late, .. }) => {
-                    unfinished.extend(late);
-                    None
+            HookPhase::Leaving => {
+                match leaving_since(pod).map(|since| outcome(UpgradeHook::Drain, input, pod, since)) {
+                    Some(HookOutcome::Pending) => Some((UpgradeHook::Drain, leaving_since(pod))),
+                    Some(HookOutcome::Finished { unfinished: late, .. }) => {
+                        unfinished.extend(late);
+                        None
+                    }
+                    None => None,
                 }
-                None => None,
-            },
+            }
             HookPhase::Settling => Some((UpgradeHook::Settled, settling_since(pod))),
             HookPhase::Settled => None,
         };

@@ -90,7 +90,8 @@ pub fn instance(input: InstanceInput<'_>) -> Result<ReconcilePlan, PlanError> {
     after.conditions.retain(|condition| is_leaving || condition.kind != lifecycle::DRAINED);
     if is_leaving {
         let warnings = hooks::drain_warnings(input, &pods).join("; ");
-        let text = if is_draining { ("Draining", "pods are at work") } else { ("Drained", warnings.as_str()) };
+        let text =
+            if is_draining { ("Draining", "pods are at work") } else { ("Drained", warnings.as_str()) };
         status::set_condition(&mut after.conditions, lifecycle::DRAINED, !is_draining, text, input.now);
     }
     plan.status(ResourceKind::Instance, name(live), live.status.as_ref(), &after);

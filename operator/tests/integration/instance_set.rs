@@ -252,6 +252,7 @@ fn an_earlier_spec_reuses_its_revision() {
         set: &world.set,
         revisions: &world.revisions,
         instances: &world.instances,
+        pods: &|_| Vec::new(),
         limits: SizeLimits::default(),
         now: world.now,
     };
@@ -307,7 +308,14 @@ fn large_sets_are_created_by_several_plans() {
         let annotation = (keys::ROLE_INSTANCE_PATTERN.to_owned(), pattern.to_owned());
         world.set.metadata.annotations = Some([annotation].into());
         let (set, limits) = (&world.set, SizeLimits::default());
-        let input = InstanceSetInput { set, revisions: &[], instances: &[], pods: &|_| Vec::new(), limits, now: world.now };
+        let input = InstanceSetInput {
+            set,
+            revisions: &[],
+            instances: &[],
+            pods: &|_| Vec::new(),
+            limits,
+            now: world.now,
+        };
         let plan = plan::set(input).unwrap();
         assert_eq!((plan.steps.len(), plan.is_truncated), (1000, true), "{pattern}");
         world.run();
