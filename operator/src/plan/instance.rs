@@ -87,7 +87,9 @@ pub fn instance(input: InstanceInput<'_>) -> Result<ReconcilePlan, PlanError> {
     hooks::set_hook_conditions(input, &pods, &mut after.conditions);
     pull.set_conditions(input, &mut after);
     status::aggregate_stalled(&mut after.conditions, std::iter::empty(), input.now);
-    after.conditions.retain(|condition| is_leaving || condition.kind != lifecycle::DRAINED);
+    after.conditions.retain(|condition| {
+        condition.kind != lifecycle::DRAINED || is_leaving && lifecycle::is_of_this_drain(live, condition)
+    });
     if is_leaving {
         let warnings = hooks::drain_warnings(input, &pods).join("; ");
         let text =

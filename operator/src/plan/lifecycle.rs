@@ -9,8 +9,9 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use rbg_api::keys;
+use k8s_openapi::jiff::Timestamp;
 use rbg_api::v1alpha2::{LifecycleHook, RoleInstance, RoleInstanceSet};
+use rbg_api::{Condition, keys};
 use serde_json::{Value, json};
 
 use super::set::InstanceSetView;
@@ -124,8 +125,17 @@ pub(super) fn may_proceed(
 /// What was lost in spite of the drain, if all pods of the instance have drained; empty if nothing was.
 fn drained(instance: &RoleInstance) -> Option<&str> {
     let conditions = &instance.status.as_ref().filter(|_| is_draining(instance))?.conditions;
-    let condition = conditions.iter().find(|condition| condition.kind == DRAINED)?;
+    let condition = conditions.iter().find(|condition| is_of_this_drain(instance, condition))?;
     (condition.status == "True").then_some(condition.message.as_str())
+}
+
+/// Whether this is the condition of the present drain, and not of an earlier one that was cancelled.
+pub(super) fn is_of_this_drain(instance: &RoleInstance, condition: &Condition) -> bool {
+    let announced =
+        annotation(instance, keys::LIFECYCLE_TIMESTAMP).and_then(|time| time.parse::<Timestamp>().ok());
+    let since = condition.last_transition_time.as_ref().map(|time| time.0.as_second());
+    // Transition times have no fraction.
+    condition.kind == DRAINED && announced.is_none_or(|time| since >= Some(time.as_second()))
 }
 
 /// Sets the lifecycle state at the start of an in-place update, if the set has hooks for it.

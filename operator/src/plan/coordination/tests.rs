@@ -258,7 +258,7 @@ fn without_a_skew_and_with_other_goals_removal_starts_again() {
     let at_once = bounds(Some(&free), &facts(&roles()));
     assert_eq!((at_once["a"].replicas, at_once["b"].replicas), (2, 0));
 
-    let strict = policy(&json!({ "scaling": { "maxSkew": "25%" } }));
+    let strict = policy(&json!({ "scaling": { "maxSkew": "50%" } }));
     let mut changed = roles();
     changed[0].requested = 5;
     changed[0].record = ScaleIn::parse("8 to 1");

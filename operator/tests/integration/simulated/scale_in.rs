@@ -139,6 +139,11 @@ fn scaling_up_returns_draining_instances_to_service() {
         assert_eq!(unsettled(&cluster.server), [""; 0]);
         assert_eq!(pods(&cluster.server), before, "{kills_per_mille}");
         assert_eq!(cluster.hooks.left_draining(), 0, "{kills_per_mille}: a pod does not serve");
+
+        scale(&mut cluster, &[1, 2, 2, 2]);
+        cluster.run(|_| {});
+        assert_eq!(pods(&cluster.server).len(), before.len() - 3, "{kills_per_mille}");
+        assert_eq!(cluster.hooks.ended_undrained, [""; 0], "{kills_per_mille}: they drain again");
     }
 }
 
