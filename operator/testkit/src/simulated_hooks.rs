@@ -73,7 +73,7 @@ impl SimulatedHooks {
             self.call_counts.retain(|(pod, _), _| *pod != call.pod);
             return Some(HookResult::Pending(Some("an update".to_owned())));
         }
-        if drains {
+        if drains && pod["metadata"].get("deletionTimestamp").is_none() {
             self.draining.insert(call.pod.clone());
         }
         let calls = self.call_counts.entry((call.pod.clone(), drains)).or_default();

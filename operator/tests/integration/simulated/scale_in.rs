@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use super::{condition, is, names, pods, role, template, unsettled, up};
 
 /// Roles with hooks: ordered, unordered, and a leader with hooks whose worker has none; and an unordered one without hooks.
-fn roles() -> Value {
-    let hooks = json!({ keys::UPGRADE_HOOKS: "8080", keys::UPGRADE_TIMEOUT: "30s" });
+fn roles(timeout: &str) -> Value {
+    let hooks = json!({ keys::UPGRADE_HOOKS: "8080", keys::UPGRADE_TIMEOUT: timeout });
     let mut unordered = hooks.clone();
     unordered[keys::ROLE_INSTANCE_PATTERN] = "Stateless".into();
     let role = |name: &str, replicas: i32, annotations: &Value| {
@@ -86,7 +86,7 @@ fn is_scaled_once(cluster: &mut OperatorSimulation, cheapest: &[String; 2], what
 
 #[test]
 fn removed_instances_drain_first_after_any_kill() {
-    let mut ready = up(roles(), 1).server;
+    let mut ready = up(roles("30s"), 1).server;
     let cheapest = set_costs(&mut ready);
     let mut undisturbed = OperatorSimulation::new(ready.clone(), 7);
     is_scaled_once(&mut undisturbed, &cheapest, "undisturbed");
@@ -97,12 +97,12 @@ fn removed_instances_drain_first_after_any_kill() {
         cluster.kill_after_writes = Some(killed_after);
         is_scaled_once(&mut cluster, &cheapest, &format!("killed after write {killed_after}"));
     }
-    for killed_after in 1..=responses {
+    for killed_after in (1..=responses).step_by(3) {
         let mut cluster = OperatorSimulation::new(ready.clone(), 7);
         cluster.kill_after_responses = Some(killed_after);
         is_scaled_once(&mut cluster, &cheapest, &format!("killed after response {killed_after}"));
     }
-    for seed in 0..8 {
+    for seed in 0..4 {
         let mut cluster = OperatorSimulation::new(ready.clone(), seed);
         cluster.write_failure_percent = 20;
         is_scaled_once(&mut cluster, &cheapest, &format!("seed {seed}"));
@@ -122,7 +122,7 @@ fn until_draining(cluster: &mut OperatorSimulation, pods: usize) {
 
 #[test]
 fn scaling_up_returns_draining_instances_to_service() {
-    let ready = up(roles(), 1).server;
+    let ready = up(roles("1h"), 1).server;
     let before = pods(&ready);
     for kills_per_mille in [0, 5, 30] {
         let mut cluster = OperatorSimulation::new(ready.clone(), 5);
@@ -149,14 +149,14 @@ fn scaling_up_returns_draining_instances_to_service() {
 
 #[test]
 fn status_names_draining_instances_and_unresponsive_pods_time_out() {
-    let mut cluster = OperatorSimulation::new(up(roles(), 1).server, 3);
+    let mut cluster = OperatorSimulation::new(up(roles("30s"), 1).server, 3);
     cluster.hooks.unresponsive = true;
     scale(&mut cluster, &[1, 3, 2, 2]);
     let started_at = cluster.server.now;
     let (mut messages, mut late) = (BTreeSet::new(), BTreeSet::new());
     cluster.run(|server| {
         let text = |object: &Value, kind: &str| {
-            condition(object, kind).map(|one| one["message"].as_str().unwrap().to_owned())
+            condition(object, kind).map(|one| one["message"].as_str().unwrap_or_default().to_owned())
         };
         let group = server.get(ResourceKind::Group, "g").unwrap();
         messages.extend(text(group, "ScalingIn"));
@@ -179,7 +179,7 @@ fn removed_roles_and_components_drain_first() {
     let component = |name: &str| json!({ "name": name, "size": 1, "template": template("i:1") });
     let custom = json!({ "name": "c", "replicas": 1, "annotations": hooks,
         "customComponentsPattern": { "components": [component("x"), component("y")] } });
-    let mut roles = roles();
+    let mut roles = roles("30s");
     roles.as_array_mut().unwrap().push(custom);
     let ready = up(roles, 1).server;
     let mut undisturbed = OperatorSimulation::new(ready.clone(), 9);
