@@ -14,6 +14,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::PostParams;
 use kube::{Api, Client, Error};
 use rbg_api::conversion::fold_mirrors;
+use rbg_api::keys;
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -92,6 +93,11 @@ impl EventRecord {
             }
             WriteAction::Delete { kind, name, .. } => {
                 vec![Self::normal("Deleted", format!("{} {name}: {}", kind.name(), step.reason))]
+            }
+            WriteAction::Patch { kind: ResourceKind::Instance, status: false, body, .. }
+                if body["metadata"]["annotations"][keys::LIFECYCLE_DRAIN] == "true" =>
+            {
+                vec![Self::normal("Draining", step.reason.clone())]
             }
             WriteAction::Patch { kind: ResourceKind::Pod, status: false, .. } => {
                 vec![Self::normal("UpdatedInPlace", step.reason.clone())]
@@ -240,6 +246,13 @@ mod tests {
         assert_eq!(EventRecord::for_step(&delete(ResourceKind::Revision), || Value::Null), []);
         let recorded = EventRecord::for_step(&patch(ResourceKind::Pod, false, json!({})), || Value::Null);
         assert_eq!(recorded, [EventRecord::normal("UpdatedInPlace", "because".to_owned())]);
+        let drains =
+            |value: Value| json!({ "metadata": { "annotations": { keys::LIFECYCLE_DRAIN: value } } });
+        let recorded = |value: Value| {
+            EventRecord::for_step(&patch(ResourceKind::Instance, false, drains(value)), || Value::Null)
+        };
+        assert_eq!(recorded(json!("true")), [EventRecord::normal("Draining", "because".to_owned())]);
+        assert_eq!(recorded(Value::Null), []);
     }
 
     #[test]

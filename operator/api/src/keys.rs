@@ -56,6 +56,12 @@ pub const LIFECYCLE_TIMESTAMP: &str = "rbg.workloads.x-k8s.io/role-instance-life
 pub const LIFECYCLE_NOT_READY: &str = "moongate.io/lifecycle-not-ready";
 /// Annotation of an instance: `true` if its pods drain while it is in a `Preparing` state.
 pub const LIFECYCLE_DRAIN: &str = "moongate.io/lifecycle-drain";
+/// Annotation of a workload that shrinks in steps: the number of instances it had at first and the number to reach, `8 to 6`.
+pub const SCALE_IN: &str = "moongate.io/scale-in";
+/// Annotation of a pod: an integer, 0 by default. Of several instances, the one whose pods have the lowest sum is removed first.
+pub const POD_DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
+/// Annotation of an instance: replaces the sum of [`POD_DELETION_COST`] of its pods.
+pub const INSTANCE_DELETION_COST: &str = "controller.kubernetes.io/instance-deletion-cost";
 /// Annotation: seconds between taking a pod out of its Services and changing its image.
 pub const GRACE_PERIOD_SECONDS: &str = "rbg.workloads.x-k8s.io/inplace-update-grace-period-seconds";
 /// Annotation of a group: `true` if its pods are scheduled all together or not at all.

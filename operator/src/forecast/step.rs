@@ -1,5 +1,6 @@
 //! Effect of a plan's step, for display.
 
+use rbg_api::keys;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -13,7 +14,7 @@ use crate::plan::{IN_PLACE_GRACE, PlanStep, WriteAction};
 pub enum StepEffect {
     /// Containers with new images restart; the pod stays on its node.
     RestartInPlace,
-    /// The pod is taken out of service, and restarts when it has drained or after its grace period.
+    /// The pod is taken out of service, and restarts or is deleted when it has drained or after its grace period.
     Drain,
     /// The update of a pod has finished waiting.
     Settle,
@@ -92,6 +93,18 @@ pub(super) fn for_step(
                 images,
                 ..forecast_step(effect, ResourceKind::Pod, name, role(live), reason)
             }]
+        }
+        WriteAction::Patch { kind: ResourceKind::Instance, status: false, body, .. }
+            if body["metadata"]["annotations"][keys::LIFECYCLE_DRAIN] == "true" =>
+        {
+            let uid = body["metadata"]["uid"].as_str().unwrap_or_default();
+            let has_hooks = |pod: &&Value| pod["metadata"]["annotations"].get(keys::UPGRADE_HOOKS).is_some();
+            let drained = pods_of(server, uid).into_iter().filter(has_hooks);
+            let drain = |pod: &Value| {
+                let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+                forecast_step(StepEffect::Drain, ResourceKind::Pod, name, role(pod), step.reason.clone())
+            };
+            drained.map(drain).collect()
         }
         WriteAction::Apply(manifest) | WriteAction::Create(manifest) => {
             let Some(kind) = ResourceKind::from_manifest(manifest).filter(|kind| is_reported(*kind)) else {

@@ -73,8 +73,12 @@ fn unfinished_roles(group: &Value) -> Vec<(bool, String)> {
             continue;
         }
         let is_paused = rolling["paused"] == true && is_old;
+        let surplus = match number("replicas") - wanted {
+            more @ 1.. => format!(", {more} to be removed"),
+            _ => String::new(),
+        };
         let line = format!(
-            "{}: {} of {wanted} updated, {} ready{}",
+            "{}: {} of {wanted} updated, {} ready{surplus}{}",
             text(&role["name"]),
             number("updatedReplicas"),
             number("readyReplicas"),
@@ -141,6 +145,11 @@ mod tests {
             unreachable!("{unfinished:?}")
         };
         assert!(why.contains("paused"), "{why}");
+        let mut shrinking = group(3, false);
+        shrinking["spec"]["roles"][0]["replicas"] = 1.into();
+        let lines =
+            RolloutProgress::InProgress(vec!["a: 3 of 1 updated, 3 ready, 2 to be removed".to_owned()]);
+        assert_eq!(RolloutProgress::for_group(&shrinking), lines);
         let mut unobserved = group(3, false);
         unobserved["metadata"]["generation"] = 3.into();
         assert!(matches!(RolloutProgress::for_group(&unobserved), RolloutProgress::InProgress(_)));

@@ -5,6 +5,13 @@
 //! instances, as a number or a percentage. Whole instances cannot always meet that bound, so the slowest role may always do
 //! one more; among equally
 //! slow roles that is the one with the most instances, whose step is the smallest.
+//!
+//! Roles that grow are limited by each other, and so are roles that shrink. The two directions do not wait for each other: the
+//! instances to create may need the machines of those to remove.
+
+mod scale_in;
+
+pub(super) use scale_in::ScaleIn;
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -31,6 +38,10 @@ pub(super) struct ObservedWorkload {
     /// Number of instances whose pods all have a node.
     pub(super) scheduled: i32,
     pub(super) ready: i32,
+    /// Number of instances beyond `requested` that have yet to be removed.
+    pub(super) leaving: i32,
+    /// The removal in steps that the workload is part of.
+    pub(super) scale_in: Option<ScaleIn>,
     /// Partition in the workload's spec.
     pub(super) partition: i32,
     pub(super) update: RoleUpdateState,
@@ -58,6 +69,8 @@ pub(super) struct RolloutBounds {
     /// Number of instances that keep their revision in the end.
     pub(super) partitioned: i32,
     pub(super) max_unavailable: Option<IntOrPercent>,
+    /// The removal in steps to record in the workload.
+    pub(super) scale_in: Option<ScaleIn>,
 }
 
 /// Progress of a role: `done` of `goal` instances.
@@ -89,16 +102,24 @@ pub(super) fn bounds<'a>(
 ) -> BTreeMap<&'a str, RolloutBounds> {
     let free = |role: &ObservedRole<'a>| {
         let (replicas, partitioned) = (role.desired, role.partitioned);
-        (role.name, RolloutBounds { replicas, partition: None, partitioned, max_unavailable: None })
+        let bounds =
+            RolloutBounds { replicas, partition: None, partitioned, max_unavailable: None, scale_in: None };
+        (role.name, bounds)
     };
     let mut all: BTreeMap<&str, RolloutBounds> = roles.iter().map(free).collect();
     let rules = || policy.into_iter().flat_map(|policy| &policy.policies);
     for rule in rules() {
         if let Some(scaling) = &rule.strategy.scaling {
             let members = members(rule, roles);
-            for (role, replicas) in members.iter().zip(scale(scaling, &members)) {
-                if let Some(bounds) = all.get_mut(role.name) {
-                    bounds.replicas = bounds.replicas.min(replicas);
+            let removal = scale_in::steps(scaling, &members);
+            for ((role, replicas), step) in members.iter().zip(scale(scaling, &members)).zip(removal) {
+                let Some(bounds) = all.get_mut(role.name) else { continue };
+                match step {
+                    Some(step) => {
+                        bounds.replicas = bounds.replicas.max(step.replicas);
+                        bounds.scale_in = bounds.scale_in.or(step.record);
+                    }
+                    None => bounds.replicas = bounds.replicas.min(replicas),
                 }
             }
         }
@@ -165,7 +186,7 @@ fn scale(scaling: &CoordinatedScaling, roles: &[&ObservedRole<'_>]) -> Vec<i32> 
         .collect();
     let Some(skew) = &scaling.max_skew else { return roles.iter().map(|role| role.desired).collect() };
     let allowed = allowed_progress(skew, &progress);
-    // Existing instances stay, and surplus is removed at once: the skew limits growth only.
+    // Existing instances stay.
     roles.iter().zip(allowed).map(|(role, allowed)| allowed.max(requested(role)).min(role.desired)).collect()
 }
 

@@ -8,7 +8,7 @@ use rbg_api::{IntOrPercent, RoundingMode, keys};
 use serde_json::Value;
 
 use super::adapter;
-use super::coordination::{self, ObservedRole, ObservedWorkload, RoleUpdateState};
+use super::coordination::{self, ObservedRole, ObservedWorkload, RoleUpdateState, ScaleIn};
 use super::group::GroupInput;
 use crate::ResourceKind;
 use crate::time::add_duration;
@@ -29,6 +29,8 @@ pub(super) struct DesiredRole {
     pub(super) partitioned: i32,
     /// What the workload's spec contains now.
     pub(super) current: RoleTarget,
+    /// The removal in steps to record in the workload.
+    pub(super) scale_in: Option<ScaleIn>,
 }
 
 /// Targets of all roles, by role name.
@@ -53,7 +55,8 @@ pub(super) fn desired_roles(
             partition: bounds.partition.map(IntOrPercent::Int),
             max_unavailable: bounds.max_unavailable.clone(),
         };
-        Some((role.spec.name.clone(), DesiredRole { desired, partitioned: bounds.partitioned, current }))
+        let (partitioned, scale_in) = (bounds.partitioned, bounds.scale_in);
+        Some((role.spec.name.clone(), DesiredRole { desired, partitioned, current, scale_in }))
     };
     let targets: BTreeMap<String, DesiredRole> = roles.iter().filter_map(desired_role).collect();
     // Scheduling of a pod does not trigger reconciliation of its group, so poll.
@@ -79,7 +82,7 @@ fn observe_role<'a>(
         name: &role.spec.name,
         desired,
         partitioned: partitioned.clamp(0, desired.max(0)),
-        live: role.live.map(|live| observe_workload(input, role, live, by_schedule)),
+        live: role.live.map(|live| observe_workload(input, role, live, (desired, by_schedule))),
     }
 }
 
@@ -87,7 +90,7 @@ fn observe_workload(
     input: GroupInput<'_>,
     role: &RoleWithWorkload<'_>,
     live: &Value,
-    by_schedule: bool,
+    (desired, by_schedule): (i32, bool),
 ) -> ObservedWorkload {
     let number = |value: &Value| value.as_i64().and_then(|number| i32::try_from(number).ok());
     let status = |name: &str| number(&live["status"][name]).unwrap_or(0);
@@ -104,13 +107,30 @@ fn observe_workload(
     // Only RoleInstanceSets show which instances are scheduled. For other kinds, count ready instances, which are.
     let uid = live["metadata"]["uid"].as_str().filter(|_| role.role.kind() == WorkloadKind::RoleInstanceSet);
     let scheduled = uid.filter(|_| by_schedule).map(input.scheduled);
+    let scale_in = live["metadata"]["annotations"][keys::SCALE_IN].as_str().and_then(ScaleIn::parse);
+    // Pods of other kinds are removed by their own controllers, and not waited for.
+    let leaving = uid.filter(|_| requested > desired || scale_in.is_some()).map_or(0, input.leaving);
+    let unobserved = if is_observed(live) || uid.is_none() { 0 } else { status("replicas") - requested };
+    let update = update(role, live, requested);
     ObservedWorkload {
-        requested,
+        requested: requested - surge(role, update, (requested, desired)),
+        leaving: leaving.max(unobserved),
+        scale_in,
         scheduled: scheduled.unwrap_or_else(|| status("readyReplicas")),
         ready: status("readyReplicas"),
         partition: partition.and_then(|partition| partition.of(requested, RoundingMode::Down)).unwrap_or(0),
-        update: update(role, live, requested),
+        update,
     }
+}
+
+/// Number of surge pods in the replicas of a StatefulSet that is being updated.
+fn surge(role: &RoleWithWorkload<'_>, update: RoleUpdateState, (requested, desired): (i32, i32)) -> i32 {
+    if role.role.kind() != WorkloadKind::StatefulSet || update == RoleUpdateState::Done {
+        return 0;
+    }
+    let surge = role.role.rolling_update().and_then(|rolling| rolling.max_surge.as_ref());
+    let surge = surge.and_then(|surge| surge.of(desired, RoundingMode::Up)).unwrap_or(0);
+    surge.clamp(0, (requested - desired).max(0))
 }
 
 /// Whether the workload's status covers its present spec. Early LeaderWorkerSets report no `observedGeneration`.

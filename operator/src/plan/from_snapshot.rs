@@ -47,7 +47,10 @@ pub fn plan_for(
             let revisions: Vec<ControllerRevision> = children(snapshot, live, ResourceKind::Revision);
             let instances: Vec<RoleInstance> = children(snapshot, live, ResourceKind::Instance);
             let (revisions, instances) = (&revisions, &instances);
-            super::set(InstanceSetInput { set: &set, revisions, instances, limits, now })
+            let pods = |instance: &str| {
+                snapshot.children(instance, ResourceKind::Pod).filter_map(|live| live.read()).collect()
+            };
+            super::set(InstanceSetInput { set: &set, revisions, instances, pods: &pods, limits, now })
         }
         ResourceKind::Instance => instance(snapshot, settings, now),
         ResourceKind::Warmup => warmup(snapshot, now),
@@ -117,10 +120,10 @@ fn group(snapshot: &ResourceSnapshot, settings: PlanSettings, now: Timestamp) ->
     let workloads = workloads(snapshot, live);
     let adapters: Vec<RoleBasedGroupScalingAdapter> = children(snapshot, live, ResourceKind::Adapter);
     let profiles = profiles(snapshot, &group);
-    let scheduled = |set: &str| {
+    let count = |set: &str, which: fn(&RoleInstance) -> bool| {
         let instances = snapshot.children(set, ResourceKind::Instance);
         let instances = instances.filter_map(|live| live.read::<RoleInstance>());
-        i32::try_from(instances.filter(status::is_scheduled).count()).unwrap_or(i32::MAX)
+        i32::try_from(instances.filter(which).count()).unwrap_or(i32::MAX)
     };
     super::group(GroupInput {
         group: &group,
@@ -130,7 +133,8 @@ fn group(snapshot: &ResourceSnapshot, settings: PlanSettings, now: Timestamp) ->
         revisions: &revisions,
         workloads: &workloads,
         adapters: &adapters,
-        scheduled: &scheduled,
+        scheduled: &|set| count(set, status::is_scheduled),
+        leaving: &|set| count(set, super::lifecycle::is_leaving),
         foreign_pods: &|workload| {
             snapshot.children(workload, ResourceKind::ForeignPod).filter_map(|live| live.read()).collect()
         },

@@ -20,7 +20,7 @@ use serde_json::Value;
 use super::desired_roles::{DesiredRole, RoleWithWorkload, desired_roles, is_observed};
 use super::{
     NodeLabelLookup, PlanError, ReconcilePlan, WriteAction, adapter, gang, pod_locations, ports, profiles,
-    revisions, stateful,
+    revisions, shrink, stateful,
 };
 use crate::ResourceKind;
 use crate::resource_cache::PortTable;
@@ -45,6 +45,8 @@ pub struct GroupInput<'a> {
     pub adapters: &'a [RoleBasedGroupScalingAdapter],
     /// Number of instances of a RoleInstanceSet, by its UID, whose pods all have nodes.
     pub scheduled: &'a dyn Fn(&str) -> i32,
+    /// Number of instances of a RoleInstanceSet, by its UID, that are being removed.
+    pub leaving: &'a dyn Fn(&str) -> i32,
     /// Pods of the group, including those created by other controllers.
     pub pods: &'a dyn Fn() -> Vec<Pod>,
     /// Labels of the nodes that they run on.
@@ -84,6 +86,7 @@ pub fn group(input: GroupInput<'_>) -> ReconcilePlan {
     let parts: Vec<Vec<Condition>> = input.workloads.iter().filter_map(of_workload).collect();
     let parts = parts.iter().map(Vec::as_slice);
     status::aggregate_waiting(&mut after.conditions, parts.clone(), input.now);
+    status::aggregate_scaling_in(&mut after.conditions, parts.clone(), input.now);
     if spec_error.is_none() {
         status::aggregate_stalled(&mut after.conditions, parts, input.now);
     }
@@ -186,6 +189,7 @@ fn plan_roles(
         ports::allocate_role_ports(input, &mut manifest, *live, plan)?;
         stateful::plan_rollout(input, role_with_workload, target, &mut manifest);
         remove_topology_annotation(&mut manifest, *live);
+        shrink::record(target, &mut manifest);
         states.push(state(role, target, *live, &manifest));
         wanted.push((spec, role, target, live, manifest));
     }
@@ -196,6 +200,7 @@ fn plan_roles(
         let begins_with_gang = live.is_none() && pod_group(group).is_some();
         if let Some(other) = spec.dependencies.iter().find(is_unready).filter(|_| !begins_with_gang) {
             states[index].blocked_by = Some(format!("role {} waits for {other}", spec.name));
+            shrink::shrink_blocked(&spec.name, **live, manifest, plan);
             continue;
         }
         if !is_written(manifest, **live) {
@@ -414,6 +419,9 @@ fn delete_orphans(input: GroupInput<'_>, plan: &mut ReconcilePlan) {
         };
         let is_deleting = workload["metadata"].get("deletionTimestamp").is_some();
         if wanted.is_none_or(|wanted| wanted.kind() != kind.name()) && !is_deleting {
+            if kind == ResourceKind::Set && shrink::drain_orphan(workload, plan) {
+                continue;
+            }
             let action = WriteAction::Delete { kind, name: name.to_owned(), uid: uid.to_owned() };
             plan.push(action, "no role of the group uses this workload any more");
         }

@@ -1,4 +1,4 @@
-//! Upgrade hooks of pods: HTTP calls before and after a pod is restarted in place.
+//! Upgrade hooks of pods: HTTP calls before and after a pod is restarted in place, and before it is deleted.
 //!
 //! A pod's progress is stored in its annotations. Responses are cached in the resource cache.
 
@@ -37,6 +37,8 @@ struct HookProgress {
 enum HookPhase {
     #[default]
     Draining,
+    /// Draining because the pod will be deleted.
+    Leaving,
     Settling,
     Settled,
 }
@@ -83,6 +85,21 @@ pub(super) fn has_hooks(template: &PodTemplate) -> bool {
 /// Whether any pod of the instance serves hooks. If so, no pod is restarted before all have drained.
 pub(super) fn are_used(instance: &RoleInstance) -> bool {
     instance.spec.components.iter().any(|component| has_hooks(&component.template))
+}
+
+/// State to store when the gate of a pod is closed because it will be deleted; `None` if the pod has no hooks.
+pub(super) fn leaving_state(pod: &Pod) -> Option<String> {
+    port(annotation(pod, keys::UPGRADE_HOOKS))?;
+    let hooks = HookProgress { phase: HookPhase::Leaving, unfinished: Vec::new() };
+    Some(in_place::state_with(pod, json!(hooks)))
+}
+
+/// State to store when the gate is opened again; `None` if the pod was not to be deleted. Its `/settled` then has to report that it
+/// serves again: the drain of a pod ends only after that call, or ten minutes.
+pub(super) fn returning_state(pod: &Pod) -> Option<String> {
+    progress(pod).filter(|progress| progress.phase == HookPhase::Leaving)?;
+    let hooks = HookProgress { phase: HookPhase::Settling, unfinished: Vec::new() };
+    Some(in_place::state_with(pod, json!(hooks)))
 }
 
 /// Whether the pod's update still waits for its hooks.
@@ -170,16 +187,36 @@ pub(super) fn poll_draining(
     is_draining
 }
 
-/// Whether a pod that is to be replaced still drains. Its gate is closed by then. Adds the hook call to the plan.
-pub(super) fn blocks_deletion(input: InstanceInput<'_>, pod: &Pod, plan: &mut ReconcilePlan) -> bool {
-    let Some(since) = in_place::gate_since(pod, false).filter(|_| !in_place::is_down(pod)) else {
-        return false;
+/// Since when a pod that is to be deleted drains: since its gate was closed.
+fn leaving_since(pod: &Pod) -> Option<Timestamp> {
+    in_place::gate_since(pod, false).filter(|_| !in_place::is_down(pod))
+}
+
+/// Whether pods that are to be deleted, and whose gates are closed, still drain. Adds their hook calls to the plan.
+pub(super) fn block_deletion(input: InstanceInput<'_>, pods: &[&Pod], plan: &mut ReconcilePlan) -> bool {
+    let leaving: Vec<(&Pod, Timestamp)> =
+        pods.iter().filter_map(|pod| Some((*pod, leaving_since(pod)?))).collect();
+    let is_pending = |(pod, since): &(&Pod, Timestamp)| {
+        outcome(UpgradeHook::Drain, input, pod, *since) == HookOutcome::Pending
     };
-    let is_pending = outcome(UpgradeHook::Drain, input, pod, since) == HookOutcome::Pending;
-    if is_pending {
-        plan.call_hooks(call(UpgradeHook::Drain, pod, since), input.now);
+    let is_draining = leaving.iter().any(is_pending);
+    if is_draining {
+        // Pods that have drained are called again: they would otherwise resume work.
+        plan.call_hooks(
+            leaving.iter().filter_map(|(pod, since)| call(UpgradeHook::Drain, pod, *since)),
+            input.now,
+        );
     }
-    is_pending
+    is_draining
+}
+
+/// What is lost although the pods have drained, according to their responses.
+pub(super) fn drain_warnings(input: InstanceInput<'_>, pods: &[&Pod]) -> Vec<String> {
+    let warning = |pod: &&Pod| match outcome(UpgradeHook::Drain, input, pod, leaving_since(pod)?) {
+        HookOutcome::Finished { warning: Some(warning), .. } => Some(format!("{}: {warning}", name(pod))),
+        _ => None,
+    };
+    pods.iter().filter_map(warning).collect()
 }
 
 /// The hook progress to store, and the reason, when the pod is about to be restarted.
@@ -234,6 +271,16 @@ pub(super) fn set_hook_conditions(input: InstanceInput<'_>, pods: &[&Pod], condi
         let Some(progress) = progress(pod) else { continue };
         let pending = match progress.phase {
             HookPhase::Draining => Some((UpgradeHook::Drain, draining_since(pod))),
+            HookPhase::Leaving => {
+                match leaving_since(pod).map(|since| outcome(UpgradeHook::Drain, input, pod, since)) {
+                    Some(HookOutcome::Pending) => Some((UpgradeHook::Drain, leaving_since(pod))),
+                    Some(HookOutcome::Finished { unfinished: late, .. }) => {
+                        unfinished.extend(late);
+                        None
+                    }
+                    None => None,
+                }
+            }
             HookPhase::Settling => Some((UpgradeHook::Settled, settling_since(pod))),
             HookPhase::Settled => None,
         };

@@ -75,7 +75,7 @@ pub(super) fn begin(
     let mut body = json!({ "metadata": { "uid": pod.metadata.uid } });
     if !images.is_empty() {
         if pod_has(pod, "InPlaceUpdateReady") || pod_has(pod, "InstancePodReady") {
-            close_gate(input, pod, &name, plan);
+            close_gate(input, pod, None, plan);
         }
         let mut state = progress::state(pod, &images, revision, input.now);
         if hooks::has_hooks(&component.template) {
@@ -114,16 +114,15 @@ pub(super) fn recreate(
 
 /// Drains pods that are going to be deleted. Returns whether one of them is still draining.
 pub(super) fn drain(input: InstanceInput<'_>, pods: &[&Pod], plan: &mut ReconcilePlan) -> bool {
-    let mut is_draining = false;
-    for pod in pods {
-        if hooks::are_used(input.instance) && pod_has(pod, "InPlaceUpdateReady") {
-            close_gate(input, pod, pod.metadata.name.as_deref().unwrap_or_default(), plan);
-            is_draining = true;
-        } else {
-            is_draining |= hooks::blocks_deletion(input, pod, plan);
-        }
+    if !hooks::are_used(input.instance) {
+        return false;
     }
-    is_draining
+    let is_open = |pod: &&Pod| pod_has(pod, "InPlaceUpdateReady");
+    let (open, closed): (Vec<&Pod>, Vec<&Pod>) = pods.iter().copied().partition(is_open);
+    for pod in &open {
+        close_gate(input, pod, hooks::leaving_state(pod), plan);
+    }
+    hooks::block_deletion(input, &closed, plan) || !open.is_empty()
 }
 
 /// Continues the update of a pod that already has the new revision: changes its images when its grace period is over and
@@ -166,16 +165,22 @@ pub(super) fn continue_update(
     plan.push(WriteAction::Patch { kind: ResourceKind::Pod, name, status: false, body }, reason);
 }
 
-fn close_gate(input: InstanceInput<'_>, pod: &Pod, name: &str, plan: &mut ReconcilePlan) {
+/// Takes a pod out of service, and stores the new state of its hooks.
+fn close_gate(input: InstanceInput<'_>, pod: &Pod, state: Option<String>, plan: &mut ReconcilePlan) {
+    let name = pod.metadata.name.as_deref().unwrap_or_default();
+    let purpose = if state.is_some() { "deletion" } else { "update" };
     let closed = r#"[{"userAgent":"Lifecycle","key":"InstanceReady"}]"#;
     let conditions = [
         condition("InPlaceUpdateReady", false, "StartInPlaceUpdate", "", input.now),
         condition("InstancePodReady", false, "", closed, input.now),
-        condition("Ready", false, "ReadinessGatesNotReady", "the pod is being updated in place", input.now),
+        condition("Ready", false, "ReadinessGatesNotReady", "the pod is out of service", input.now),
     ];
-    let body = json!({ "metadata": { "uid": pod.metadata.uid }, "status": { "conditions": conditions } });
+    let mut body = json!({ "metadata": { "uid": pod.metadata.uid }, "status": { "conditions": conditions } });
+    if let Some(state) = state {
+        body["metadata"]["annotations"] = json!({ STATE: state });
+    }
     let action = WriteAction::Patch { kind: ResourceKind::Pod, name: name.to_owned(), status: true, body };
-    plan.push(action, format!("{name} is taken out of service for its update"));
+    plan.push(action, format!("{name} is taken out of service for its {purpose}"));
 }
 
 fn grace_seconds(input: InstanceInput<'_>) -> u64 {

@@ -57,16 +57,20 @@ pub fn instance(input: InstanceInput<'_>) -> Result<ReconcilePlan, PlanError> {
     node_affinity::record_instance_nodes(input, &mut plan);
     let revision = find_revision(input, &mut plan)?;
     let pods: Vec<&Pod> = input.pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect();
-    match restart::plan(input, &pods, &revision, &mut plan) {
-        restart::RestartDecision::RestartNow => return Ok(plan),
-        restart::RestartDecision::RestartLater => {}
-        restart::RestartDecision::NoRestart => replace_failed(&pods, &mut plan),
+    // An instance that will be deleted gets no new pods.
+    let is_leaving = lifecycle::is_draining(live);
+    if !is_leaving {
+        match restart::plan(input, &pods, &revision, &mut plan) {
+            restart::RestartDecision::RestartNow => return Ok(plan),
+            restart::RestartDecision::RestartLater => {}
+            restart::RestartDecision::NoRestart => replace_failed(&pods, &mut plan),
+        }
     }
     let pull = pre_pull::PrePullStage::of(input, &pods, &revision)?;
-    let scaled = scale(input, &pods, &revision, &mut plan)?;
+    let scaled = !is_leaving && scale(input, &pods, &revision, &mut plan)?;
     let is_held_back = pull.delays_update(input, &mut plan)?;
-    let is_draining = lifecycle::is_draining(live) && in_place::drain(input, &pods, &mut plan);
-    if !scaled && !is_held_back && !lifecycle::is_draining(live) {
+    let is_draining = is_leaving && in_place::drain(input, &pods, &mut plan);
+    if !scaled && !is_held_back && !is_leaving {
         update(input, &pods, &revision, &mut plan);
     }
     patch_readiness_gates(input, &pods, (&revision, is_held_back), &mut plan);
@@ -83,9 +87,13 @@ pub fn instance(input: InstanceInput<'_>) -> Result<ReconcilePlan, PlanError> {
     hooks::set_hook_conditions(input, &pods, &mut after.conditions);
     pull.set_conditions(input, &mut after);
     status::aggregate_stalled(&mut after.conditions, std::iter::empty(), input.now);
-    after.conditions.retain(|condition| lifecycle::is_draining(live) || condition.kind != lifecycle::DRAINED);
-    if lifecycle::is_draining(live) {
-        let text = if is_draining { ("Draining", "pods are at work") } else { ("Drained", "") };
+    after.conditions.retain(|condition| {
+        condition.kind != lifecycle::DRAINED || is_leaving && lifecycle::is_of_this_drain(live, condition)
+    });
+    if is_leaving {
+        let warnings = hooks::drain_warnings(input, &pods).join("; ");
+        let text =
+            if is_draining { ("Draining", "pods are at work") } else { ("Drained", warnings.as_str()) };
         status::set_condition(&mut after.conditions, lifecycle::DRAINED, !is_draining, text, input.now);
     }
     plan.status(ResourceKind::Instance, name(live), live.status.as_ref(), &after);
@@ -235,8 +243,9 @@ fn patch_readiness_gates(
     for pod in pods {
         let settled = pod_has(pod, "InPlaceUpdateReady");
         let serving = pod_has(pod, "InstancePodReady");
+        let opens = !settled && is_up(pod) && all_up;
         let mut conditions = Vec::new();
-        if !settled && is_up(pod) && all_up {
+        if opens {
             conditions.push(in_place::condition("InPlaceUpdateReady", true, "", "", input.now));
         }
         if serving != all_up && (serving || settled || is_up(pod)) {
@@ -255,9 +264,12 @@ fn patch_readiness_gates(
         if plan.steps.iter().any(is_patched) {
             continue;
         }
-        let topology = pod_locations::topology_annotations(input, pod);
+        let mut annotations = pod_locations::topology_annotations(input, pod);
+        if let Some(state) = hooks::returning_state(pod).filter(|_| opens) {
+            annotations.insert(in_place::STATE.to_owned(), state.into());
+        }
         let name = pod.metadata.name.clone().unwrap_or_default();
-        let mut body = json!({ "metadata": { "uid": pod.metadata.uid, "annotations": topology } });
+        let mut body = json!({ "metadata": { "uid": pod.metadata.uid, "annotations": annotations } });
         if !conditions.is_empty() {
             let is_ready =
                 |gate_state: &Value| gate_state["type"] == "Ready" && gate_state["status"] == "True";
@@ -271,7 +283,7 @@ fn patch_readiness_gates(
             let reason =
                 if all_up { "all pods of the instance are up" } else { "a pod of the instance is down" };
             plan.push(WriteAction::Patch { kind: ResourceKind::Pod, name, status: true, body }, reason);
-        } else if serving && !topology.is_empty() {
+        } else if serving && !annotations.is_empty() {
             plan.push(
                 WriteAction::Patch { kind: ResourceKind::Pod, name, status: false, body },
                 "the pod's topology annotations are missing",

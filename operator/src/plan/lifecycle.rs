@@ -4,19 +4,20 @@
 //! OpenKruise's CloneSets.
 //! The label [`keys::LIFECYCLE_STATE`] announces the next action; it proceeds after the external controller has removed its
 //! marks. An instance
-//! whose pods have upgrade hooks waits in the same way until they have drained, before it is recreated.
+//! whose pods have upgrade hooks waits in the same way until they have drained, before it is recreated or removed.
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
-use rbg_api::keys;
+use k8s_openapi::jiff::Timestamp;
 use rbg_api::v1alpha2::{LifecycleHook, RoleInstance, RoleInstanceSet};
+use rbg_api::{Condition, keys};
 use serde_json::{Value, json};
 
 use super::set::InstanceSetView;
 use super::{ReconcilePlan, WriteAction, hooks};
 use crate::ResourceKind;
-use crate::status::{has, is_ready};
+use crate::status::is_ready;
 
 const NORMAL: &str = "Normal";
 const UPDATING: &str = "Updating";
@@ -50,8 +51,8 @@ impl InstanceTransition {
     }
 }
 
-/// Names of instances that wait for their hooks.
-pub(super) type PendingInstances = RefCell<BTreeSet<String>>;
+/// Instances that wait for their hooks, by name.
+pub(super) type PendingInstances = RefCell<BTreeMap<String, InstanceTransition>>;
 
 fn label<'a>(instance: &'a RoleInstance, key: &str) -> Option<&'a str> {
     instance.metadata.labels.as_ref()?.get(key).map(String::as_str)
@@ -74,12 +75,17 @@ pub(super) fn is_preparing(instance: &RoleInstance) -> bool {
     state(instance).starts_with("Preparing")
 }
 
+/// Whether its deletion has been announced.
+pub(super) fn is_leaving(instance: &RoleInstance) -> bool {
+    state(instance) == InstanceTransition::Deleted.state()
+}
+
 /// Whether its pods are out of service while it waits.
 pub(super) fn is_marked(instance: &RoleInstance) -> bool {
     is_preparing(instance) && annotation(instance, keys::LIFECYCLE_NOT_READY) == Some("true")
 }
 
-/// Whether its pods drain because it will be recreated.
+/// Whether its pods drain because it will be deleted.
 pub(super) fn is_draining(instance: &RoleInstance) -> bool {
     is_preparing(instance) && annotation(instance, keys::LIFECYCLE_DRAIN) == Some("true")
 }
@@ -90,31 +96,46 @@ fn handler_marks<'a>(hook: &'a LifecycleHook, instance: &'a RoleInstance) -> imp
     labels.chain(hook.finalizers_handler.iter().map(|finalizer| finalizers.contains(finalizer)))
 }
 
-/// Whether the action may happen now. If not, announces it on the instance.
+/// Whether the action may happen now. If not, announces it on the instance, with the reason.
 pub(super) fn may_proceed(
     view: &InstanceSetView<'_>,
     instance: &RoleInstance,
     transition: InstanceTransition,
-    plan: &mut ReconcilePlan,
+    (why, plan): (&str, &mut ReconcilePlan),
 ) -> bool {
     let hook = transition.hook(view.input.set);
     let is_held = hook.is_some_and(|hook| handler_marks(hook, instance).any(|is_present| is_present));
-    let drains = transition == InstanceTransition::Recreated && hooks::are_used(instance);
-    let conditions = instance.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-    let has_drained = is_draining(instance) && has(conditions, DRAINED);
-    if !is_held && (!drains || has_drained) {
+    let drains = transition != InstanceTransition::Updated && hooks::are_used(instance);
+    if !is_held && (!drains || drained(instance).is_some()) {
         return true;
     }
-    view.waiting.borrow_mut().insert(name(instance).to_owned());
+    view.waiting.borrow_mut().insert(name(instance).to_owned(), transition);
     let is_announced = state(instance) == transition.state() && (!drains || is_draining(instance));
     if !is_announced {
         let not_ready = hook.is_some_and(|hook| is_held && hook.mark_pod_not_ready).then_some("true");
         let annotations =
             json!({ keys::LIFECYCLE_NOT_READY: not_ready, keys::LIFECYCLE_DRAIN: drains.then_some("true") });
-        let reason = format!("{} prepares for its deletion or update", name(instance));
+        let next = if drains { "drains" } else { "waits for its lifecycle hook" };
+        let reason = format!("{} {next}: {why}", name(instance));
         set_lifecycle_state(view, instance, transition.state(), annotations, (reason, plan));
     }
     false
+}
+
+/// What was lost in spite of the drain, if all pods of the instance have drained; empty if nothing was.
+fn drained(instance: &RoleInstance) -> Option<&str> {
+    let conditions = &instance.status.as_ref().filter(|_| is_draining(instance))?.conditions;
+    let condition = conditions.iter().find(|condition| is_of_this_drain(instance, condition))?;
+    (condition.status == "True").then_some(condition.message.as_str())
+}
+
+/// Whether this is the condition of the present drain, and not of an earlier one that was cancelled.
+pub(super) fn is_of_this_drain(instance: &RoleInstance, condition: &Condition) -> bool {
+    let announced =
+        annotation(instance, keys::LIFECYCLE_TIMESTAMP).and_then(|time| time.parse::<Timestamp>().ok());
+    let since = condition.last_transition_time.as_ref().map(|time| time.0.as_second());
+    // Transition times have no fraction.
+    condition.kind == DRAINED && announced.is_none_or(|time| since >= Some(time.as_second()))
 }
 
 /// Sets the lifecycle state at the start of an in-place update, if the set has hooks for it.
@@ -143,7 +164,7 @@ pub(super) fn finish_transitions(
             UPDATING if is_done && !has_all => UPDATED,
             UPDATING if is_done => NORMAL,
             UPDATED if has_all => NORMAL,
-            _ if is_preparing(instance) && !waiting.contains(name(instance)) => NORMAL,
+            _ if is_preparing(instance) && !waiting.contains_key(name(instance)) => NORMAL,
             _ => continue,
         };
         // An instance that is replaced or deleted in this plan needs no patch.
@@ -157,7 +178,10 @@ pub(super) fn finish_transitions(
             continue;
         }
         let none = json!({ keys::LIFECYCLE_NOT_READY: null, keys::LIFECYCLE_DRAIN: null });
-        let reason = format!("{}: its update is complete or was reverted", name(instance));
+        let reason = match is_preparing(instance) {
+            true => format!("{} stays as it is, and returns to service", name(instance)),
+            false => format!("{}: its update is complete", name(instance)),
+        };
         set_lifecycle_state(view, instance, next, none, (reason, plan));
     }
 }
@@ -181,10 +205,12 @@ pub(super) fn delete(
     view: &InstanceSetView<'_>,
     instance: &RoleInstance,
     transition: InstanceTransition,
-    reason: impl Into<String>,
+    reason: &str,
     plan: &mut ReconcilePlan,
 ) {
-    if may_proceed(view, instance, transition, plan) {
+    if may_proceed(view, instance, transition, (reason, plan)) {
+        let lost = drained(instance).filter(|lost| !lost.is_empty());
+        let reason = lost.map_or_else(|| reason.to_owned(), |lost| format!("{reason}; {lost}"));
         plan.push(super::set::delete(instance), reason);
     }
 }

@@ -5,6 +5,7 @@
 mod adapter;
 mod component_order;
 mod coordination;
+mod deletion_order;
 mod desired_roles;
 mod from_snapshot;
 mod gang;
@@ -23,6 +24,7 @@ mod profiles;
 mod restart;
 mod revisions;
 mod set;
+mod shrink;
 mod stateful;
 mod unordered;
 mod warmup;

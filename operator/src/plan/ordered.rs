@@ -85,7 +85,8 @@ fn create_instance(
 /// Number of instances beyond the replicas: as many as needed to keep unavailability within the limit.
 fn surge(view: &InstanceSetView<'_>, by_ordinal: &BTreeMap<i32, &RoleInstance>) -> i32 {
     let count = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
-    let existing = count(by_ordinal.range(view.replicas..).filter(|(_, live)| view.is_updated(live)).count());
+    let is_surge = |live: &RoleInstance| view.is_updated(live) && !lifecycle::is_leaving(live);
+    let existing = count(by_ordinal.range(view.replicas..).filter(|(_, live)| is_surge(live)).count());
     let old: Vec<&&RoleInstance> = by_ordinal
         .range(view.partition..view.replicas.max(view.partition))
         .map(|(_, live)| live)

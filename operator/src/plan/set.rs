@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use moongate_render::revision::SpecRevision;
@@ -24,6 +25,8 @@ pub struct InstanceSetInput<'a> {
     pub revisions: &'a [ControllerRevision],
     /// Instances that the set controls.
     pub instances: &'a [RoleInstance],
+    /// Pods of the instance with that UID.
+    pub pods: &'a dyn Fn(&str) -> Vec<Pod>,
     pub limits: SizeLimits,
     pub now: Timestamp,
 }
@@ -63,8 +66,9 @@ pub fn set(input: InstanceSetInput<'_>) -> Result<ReconcilePlan, PlanError> {
     let is_ordered = pattern != Some("Stateless");
     let (own_instances, others): (Vec<&RoleInstance>, Vec<&RoleInstance>) =
         input.instances.iter().partition(|instance| unordered::is_unordered(instance) != is_ordered);
-    for other in others {
-        plan.push(delete(other), "the set's instance pattern has changed");
+    for other in &others {
+        let reason = "the set's instance pattern has changed";
+        lifecycle::delete(&view, other, InstanceTransition::Deleted, reason, &mut plan);
     }
     if is_ordered {
         ordered::plan(&view, &own_instances, &mut plan)?;
@@ -87,6 +91,7 @@ pub fn set(input: InstanceSetInput<'_>) -> Result<ReconcilePlan, PlanError> {
         own_instances.iter().filter_map(|instance| Some(instance.status.as_ref()?.conditions.as_slice()));
     status::aggregate_waiting(&mut after.conditions, parts.clone(), input.now);
     status::aggregate_stalled(&mut after.conditions, parts, input.now);
+    status::set_scaling_in(&mut after.conditions, &view.names_of_leaving(), input.now);
     plan.status(ResourceKind::Set, name(set), set.status.as_ref(), &after);
     Ok(plan)
 }
@@ -196,10 +201,11 @@ impl InstanceSetView<'_> {
         let same_pods = sizes(&instance.spec) == sizes(&self.input.set.spec.role_instance_template);
         if matches!(kind, Some("RecreatePod" | "Recreate")) || !same_pods {
             let reason = format!("{name} gets a new revision and has to be recreated");
-            lifecycle::delete(self, instance, InstanceTransition::Recreated, reason, plan);
+            lifecycle::delete(self, instance, InstanceTransition::Recreated, &reason, plan);
             return;
         }
-        if !lifecycle::may_proceed(self, instance, InstanceTransition::Updated, plan) {
+        let reason = "it gets a new revision";
+        if !lifecycle::may_proceed(self, instance, InstanceTransition::Updated, (reason, plan)) {
             return;
         }
         let mut object = serde_json::to_value(instance).unwrap_or_default();
@@ -216,6 +222,13 @@ impl InstanceSetView<'_> {
         lifecycle::begin(self.input.set, &mut object);
         let action = WriteAction::Replace { kind: ResourceKind::Instance, name: name.to_owned(), object };
         plan.push(action, format!("{name} gets a new revision in place"));
+    }
+
+    /// Instances that are being removed and wait for their hooks.
+    fn names_of_leaving(&self) -> Vec<String> {
+        let waiting = self.waiting.borrow();
+        let leaving = waiting.iter().filter(|(_, transition)| **transition == InstanceTransition::Deleted);
+        leaving.map(|(name, _)| name.clone()).collect()
     }
 
     pub(super) fn min_ready(&self) -> Duration {

@@ -6,7 +6,7 @@ use rbg_api::v1alpha2::{RoleInstance, RoleInstanceSet};
 
 use super::lifecycle::{self, InstanceTransition};
 use super::set::{InstanceSetView, name};
-use super::{PlanError, ReconcilePlan, WriteAction, node_affinity};
+use super::{PlanError, ReconcilePlan, WriteAction, deletion_order, node_affinity};
 use crate::status::{self, is_ready, unready_since};
 use crate::time::add_duration;
 
@@ -44,11 +44,8 @@ pub(super) fn plan(
             );
         }
     }
-    let old = live_instances.iter().filter(|live| !view.is_updated(live)).count();
-    let partitioned = usize::try_from(view.partition).unwrap_or(0);
-    let to_update = if view.paused { 0 } else { old.saturating_sub(partitioned) };
     let replicas = usize::try_from(view.replicas).unwrap_or(0);
-    let surge = to_update.min(usize::try_from(view.max_surge).unwrap_or(0));
+    let surge = count_to_update(view, &live_instances).min(usize::try_from(view.max_surge).unwrap_or(0));
     for (index, id) in (live_instances.len()..replicas + surge).zip(free_ids(set, own)) {
         if plan.is_full() {
             plan.is_truncated = true;
@@ -57,11 +54,7 @@ pub(super) fn plan(
         create_instance(view, own, (index, &id), plan)?;
     }
     if live_instances.len() > replicas + surge {
-        // First instances that are not ready, then those of an older revision, then the youngest.
-        live_instances.sort_by_key(|live| {
-            let created = live.metadata.creation_timestamp.as_ref().map(|time| time.0);
-            (is_ready(live), view.is_updated(live), std::cmp::Reverse(created))
-        });
+        deletion_order::sort(view, &mut live_instances);
         let surplus = live_instances.len() - replicas - surge;
         for extra in live_instances.drain(..surplus) {
             lifecycle::delete(
@@ -74,9 +67,17 @@ pub(super) fn plan(
         }
     }
     if live_instances.len() >= replicas {
+        let to_update = count_to_update(view, &live_instances);
         update(view, &live_instances, to_update, plan)?;
     }
     Ok(())
+}
+
+/// Number of instances to update: those of an older revision that the partition does not hold back.
+fn count_to_update(view: &InstanceSetView<'_>, live_instances: &[&RoleInstance]) -> usize {
+    let old = live_instances.iter().filter(|live| !view.is_updated(live)).count();
+    let partitioned = usize::try_from(view.partition).unwrap_or(0);
+    if view.paused { 0 } else { old.saturating_sub(partitioned) }
 }
 
 fn create_instance(

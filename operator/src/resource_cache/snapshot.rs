@@ -104,6 +104,7 @@ impl ResourceCache {
                 snapshot.named.extend(groups.map(|live| (live.key.clone(), Arc::clone(live))));
             }
             ResourceKind::Group => self.add_group(&subject, &mut snapshot),
+            ResourceKind::Set => self.add_set(&subject, &mut snapshot),
             ResourceKind::Adapter => {
                 let groups: Vec<_> = snapshot.of_kind(ResourceKind::Group).cloned().collect();
                 groups.iter().for_each(|group| self.add_children(&group.uid, &mut snapshot));
@@ -133,6 +134,16 @@ impl ResourceCache {
         snapshot.group_pods = self.pods_of_group(&group.key.namespace, &group.key.name);
         for pod in snapshot.group_pods.clone() {
             self.add_references(&pod, snapshot);
+        }
+    }
+
+    /// A set's instances with their pods, whose deletion costs decide which instances are removed.
+    fn add_set(&self, set: &ObservedResource, snapshot: &mut ResourceSnapshot) {
+        self.add_children(&set.uid, snapshot);
+        for child in snapshot.children.get(&set.uid).cloned().unwrap_or_default() {
+            if child.key.kind == ResourceKind::Instance {
+                self.add_children(&child.uid, snapshot);
+            }
         }
     }
 

@@ -25,16 +25,16 @@ pub struct ObservedRoleStatus {
 }
 
 impl ObservedRoleStatus {
-    /// Whether all desired instances exist and are ready.
+    /// Whether all desired instances exist and are ready. Others may still be draining.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.current && self.desired == self.replicas && self.desired == self.ready
+        self.current && self.desired <= self.replicas && self.desired <= self.ready
     }
 
-    /// Whether all instances requested at this moment exist and are ready.
+    /// Whether all instances requested at this moment exist and are ready. Others may still be draining.
     #[must_use]
     pub fn is_at_requested(&self) -> bool {
-        self.current && self.requested == self.replicas && self.requested == self.ready
+        self.current && self.requested <= self.replicas && self.requested == self.ready
     }
 
     fn is_rolling(&self) -> bool {
@@ -83,6 +83,7 @@ pub fn group(
     };
     let unready = names(&|role| !role.is_ready());
     let rolling = names(&|role| role.is_rolling());
+    let has_surplus = roles.iter().any(|role| role.replicas > role.desired);
     let conditions = &mut status.conditions;
     let waiting = format!("not ready: {unready}");
     let (ready, reason, message) = match spec_error {
@@ -92,7 +93,8 @@ pub fn group(
     };
     set_condition(conditions, "Ready", ready, (reason, message), now);
     let blocked = roles.iter().find_map(|role| role.blocked_by.as_deref());
-    let is_progressing = spec_error.is_none() && !(unready.is_empty() && rolling.is_empty());
+    let is_settled = unready.is_empty() && rolling.is_empty() && !has_surplus;
+    let is_progressing = spec_error.is_none() && !is_settled;
     let text = match (spec_error, blocked) {
         (Some(text), _) => text,
         (None, Some(blocked)) => ("WaitingForDependency", blocked),

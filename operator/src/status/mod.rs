@@ -19,7 +19,8 @@ pub(crate) use stalled::{
     INVALID_SPEC, LIMIT_EXCEEDED, WRITE_REFUSED, aggregate_stalled, set_stalled, stalled_patch,
 };
 pub(crate) use waiting::{
-    CANNOT_PULL, FOR_HOOKS, FOR_IMAGES, NOT_PULLED, TIMED_OUT, WaitCondition, aggregate_waiting, set_waiting,
+    CANNOT_PULL, FOR_HOOKS, FOR_IMAGES, NOT_PULLED, TIMED_OUT, WaitCondition, aggregate_scaling_in,
+    aggregate_waiting, set_scaling_in, set_waiting,
 };
 pub(crate) use warmup::deadline;
 pub use warmup::{ObservedWarmup, is_warmup_over, warmup};

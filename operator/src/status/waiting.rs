@@ -36,6 +36,13 @@ pub(crate) const FOR_IMAGES: WaitCondition<'_> = WaitCondition {
     done_reason: "Pulled",
     timeout_reason: NOT_PULLED,
 };
+/// Condition for instances that drain because their set shrinks.
+const FOR_SCALE_IN: WaitCondition<'_> = WaitCondition {
+    condition: "ScalingIn",
+    pending_reason: "InstancesDraining",
+    done_reason: "InstancesRemoved",
+    timeout_reason: TIMED_OUT,
+};
 /// Maximum number of names in a message.
 const MAX_NAMES: usize = 5;
 
@@ -67,18 +74,47 @@ pub(crate) fn aggregate_waiting<'a>(
     parts: impl Iterator<Item = &'a [Condition]> + Clone,
     now: Timestamp,
 ) {
-    for mut wait in [FOR_HOOKS, FOR_IMAGES] {
-        let (mut waiting, mut unfinished) = (Vec::new(), Vec::new());
-        for condition in parts.clone().flatten().filter(|condition| condition.kind == wait.condition) {
-            if condition.status == "True" {
-                waiting.push(condition.message.clone());
-                if condition.reason == CANNOT_PULL {
-                    wait.pending_reason = CANNOT_PULL;
-                }
-            } else if condition.reason == wait.timeout_reason {
-                unfinished.push(condition.message.clone());
-            }
-        }
-        set_waiting(conditions, wait, &waiting, &unfinished, now);
+    for wait in [FOR_HOOKS, FOR_IMAGES] {
+        aggregate(conditions, wait, parts.clone(), now);
     }
+}
+
+fn aggregate<'a>(
+    conditions: &mut Vec<Condition>,
+    mut wait: WaitCondition<'_>,
+    parts: impl Iterator<Item = &'a [Condition]>,
+    now: Timestamp,
+) {
+    let (mut waiting, mut unfinished) = (Vec::new(), Vec::new());
+    for condition in parts.flatten().filter(|condition| condition.kind == wait.condition) {
+        if condition.status == "True" {
+            waiting.push(condition.message.clone());
+            if condition.reason == CANNOT_PULL {
+                wait.pending_reason = CANNOT_PULL;
+            }
+        } else if condition.reason == wait.timeout_reason {
+            unfinished.push(condition.message.clone());
+        }
+    }
+    set_waiting(conditions, wait, &waiting, &unfinished, now);
+}
+
+/// Sets the condition of a set whose instances with these names drain because they are removed.
+pub(crate) fn set_scaling_in(conditions: &mut Vec<Condition>, leaving: &[String], now: Timestamp) {
+    let mut names = leaving.iter().take(MAX_NAMES).map(String::as_str).collect::<Vec<_>>().join(", ");
+    if leaving.len() > MAX_NAMES {
+        names.push_str(", …");
+    }
+    let noun = if leaving.len() == 1 { "instance" } else { "instances" };
+    let text = (!leaving.is_empty()).then(|| format!("draining {} {noun}: {names}", leaving.len()));
+    set_waiting(conditions, FOR_SCALE_IN, text.as_slice(), &[], now);
+}
+
+/// Aggregates the conditions of sets that shrink into that of their group.
+pub(crate) fn aggregate_scaling_in<'a>(
+    conditions: &mut Vec<Condition>,
+    sets: impl Iterator<Item = &'a [Condition]>,
+    now: Timestamp,
+) {
+    aggregate(conditions, FOR_SCALE_IN, sets, now);
 }

@@ -19,6 +19,8 @@ pub struct SimulatedHooks {
     call_counts: BTreeMap<(String, bool), usize>,
     /// Pods that may be restarted.
     drained: BTreeSet<String>,
+    /// Pods that were called to drain and have neither restarted nor settled since.
+    draining: BTreeSet<String>,
     /// Pods that have restarted and not settled since: their instances, by role.
     unsettled: BTreeMap<String, (String, String)>,
     /// Pods that were deleted before they had drained.
@@ -34,6 +36,7 @@ impl Default for SimulatedHooks {
             unresponsive: false,
             call_counts: BTreeMap::new(),
             drained: BTreeSet::new(),
+            draining: BTreeSet::new(),
             unsettled: BTreeMap::new(),
             ended_undrained: Vec::new(),
             violations: Vec::new(),
@@ -64,8 +67,14 @@ impl SimulatedHooks {
         if drains && let Some((_, other)) = neighbours.into_iter().next() {
             self.violations.push(format!("{} drains while {other} has not settled", location.1));
         }
-        if !drains && self.drained.remove(&call.pod) {
+        let was_draining = !drains && self.draining.remove(&call.pod);
+        if was_draining {
+            self.drained.remove(&call.pod);
+            self.call_counts.retain(|(pod, _), _| *pod != call.pod);
             return Some(HookResult::Pending(Some("an update".to_owned())));
+        }
+        if drains && pod["metadata"].get("deletionTimestamp").is_none() {
+            self.draining.insert(call.pod.clone());
         }
         let calls = self.call_counts.entry((call.pod.clone(), drains)).or_default();
         *calls += 1;
@@ -82,6 +91,7 @@ impl SimulatedHooks {
 
     /// Records that a pod is being deleted.
     pub fn end(&mut self, name: &str, uid: &str) {
+        self.draining.remove(uid);
         if !self.drained.contains(uid) {
             self.ended_undrained.push(name.to_owned());
         }
@@ -98,6 +108,7 @@ impl SimulatedHooks {
             return;
         }
         let uid = after["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+        self.draining.remove(&uid);
         if !self.drained.remove(&uid) {
             self.violations
                 .push(format!("{} was restarted before it had drained", after["metadata"]["name"]));
@@ -105,6 +116,12 @@ impl SimulatedHooks {
         self.call_counts.retain(|(pod, _), _| *pod != uid);
         let location = (label(after, keys::ROLE_NAME), label(after, keys::ROLE_INSTANCE_NAME));
         self.unsettled.insert(uid, location);
+    }
+
+    /// Number of pods that are left draining: they neither restarted nor returned to service, and were not deleted.
+    #[must_use]
+    pub fn left_draining(&self) -> usize {
+        self.draining.len()
     }
 
     /// Number of pods that have not settled although the operator has completed their update.

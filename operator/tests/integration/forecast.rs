@@ -5,6 +5,7 @@ use moongate_operator::forecast::{RolloutForecast, SimulatedApiServer, StepEffec
 use moongate_operator::kubectl::{ImageAssignment, KubectlError, restart_pods, set_images, set_paused};
 use moongate_operator::{GangScheduler, ResourceKind};
 use rbg_api::conversion::{ApiVersion, convert};
+use rbg_api::keys;
 use serde_json::{Value, json};
 
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/examples");
@@ -104,6 +105,38 @@ fn recreation_starts_from_the_highest_instance() {
     ];
     assert_eq!(pods(&update), expected);
     assert!(update.steps.iter().any(|step| step.reason.contains("other fields than its images")));
+}
+
+#[test]
+fn scale_in_drains_and_removes_the_cheapest_instances() {
+    let mut engines = role("a", 3);
+    engines["annotations"] = json!({ keys::UPGRADE_HOOKS: "8080", keys::ROLE_INSTANCE_PATTERN: "Stateless" });
+    let (mut server, _) = up(&group(&json!([engines, role("b", 2)])));
+    let created: Vec<Value> = server.all(ResourceKind::Pod).cloned().collect();
+    for (mut pod, cost) in created.iter().cloned().zip(["30", "10", "20"]) {
+        pod["metadata"]["annotations"][keys::POD_DELETION_COST] = cost.into();
+        server.put(ResourceKind::Pod, pod);
+    }
+    let update = forecast_change(&mut server, |group| {
+        group["spec"]["roles"][0]["replicas"] = 1.into();
+        group["spec"]["roles"][1]["replicas"] = 1.into();
+        Ok(())
+    });
+    let name = |at: usize| created[at]["metadata"]["name"].as_str().unwrap();
+    let of_a: Vec<_> = pods(&update).into_iter().filter(|(_, name)| name.starts_with("g-a")).collect();
+    let expected = [
+        (StepEffect::Drain, name(1)),
+        (StepEffect::Drain, name(2)),
+        (StepEffect::Delete, name(1)),
+        (StepEffect::Delete, name(2)),
+    ];
+    assert_eq!(of_a, expected);
+    let of_b: Vec<_> = pods(&update).into_iter().filter(|(_, name)| name.starts_with("g-b")).collect();
+    assert_eq!(of_b, [(StepEffect::Delete, "g-b-1")], "without hooks, nothing drains");
+    let drain = update.steps.iter().find(|step| step.effect == StepEffect::Drain).unwrap();
+    assert!(drain.reason.contains("drains: the instance is beyond the set's replicas"), "{}", drain.reason);
+    let engines = update.roles.iter().find(|role| role.name == "a").unwrap();
+    assert_eq!((engines.pods, engines.deleted, engines.out_of_service), (3, 2, 2));
 }
 
 #[test]

@@ -46,6 +46,7 @@ impl InstanceSetFixture {
                 set: &self.set,
                 revisions: &self.revisions,
                 instances: &self.instances,
+                pods: &|_| Vec::new(),
                 limits: SizeLimits::default(),
                 now: self.now,
             };
@@ -226,7 +227,14 @@ fn instance_down_for_ten_seconds_is_updated_beyond_budget() {
     world.now = after(9);
     assert_eq!(world.run(), [""; 0]);
     let InstanceSetFixture { set, revisions, instances, now, .. } = &world;
-    let input = InstanceSetInput { set, revisions, instances, limits: SizeLimits::default(), now: *now };
+    let input = InstanceSetInput {
+        set,
+        revisions,
+        instances,
+        pods: &|_| Vec::new(),
+        limits: SizeLimits::default(),
+        now: *now,
+    };
     assert_eq!(plan::set(input).unwrap().requeue_at, Some(after(10)));
     world.now = after(10);
     assert_eq!(world.run(), ["update s-1", "update s-0"]);
@@ -244,6 +252,7 @@ fn an_earlier_spec_reuses_its_revision() {
         set: &world.set,
         revisions: &world.revisions,
         instances: &world.instances,
+        pods: &|_| Vec::new(),
         limits: SizeLimits::default(),
         now: world.now,
     };
@@ -299,7 +308,14 @@ fn large_sets_are_created_by_several_plans() {
         let annotation = (keys::ROLE_INSTANCE_PATTERN.to_owned(), pattern.to_owned());
         world.set.metadata.annotations = Some([annotation].into());
         let (set, limits) = (&world.set, SizeLimits::default());
-        let input = InstanceSetInput { set, revisions: &[], instances: &[], limits, now: world.now };
+        let input = InstanceSetInput {
+            set,
+            revisions: &[],
+            instances: &[],
+            pods: &|_| Vec::new(),
+            limits,
+            now: world.now,
+        };
         let plan = plan::set(input).unwrap();
         assert_eq!((plan.steps.len(), plan.is_truncated), (1000, true), "{pattern}");
         world.run();

@@ -90,11 +90,12 @@ pub struct CoordinatedRollingUpdate {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CoordinatedScaling {
-    /// Maximum number or percentage of instances by which one role may be ahead of another.
+    /// Maximum number or percentage of instances by which one role may be ahead of another, while they grow or while they shrink.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::int_or_string")]
     pub max_skew: Option<IntOrPercent>,
-    /// State that instances must reach before the next ones are created: `OrderScheduled` or `OrderReady`.
+    /// State that instances must reach before the next ones are created: `OrderScheduled` or `OrderReady`. With either, instances that
+    /// are removed must be gone before the next ones are removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["OrderScheduled", "OrderReady"]))]
     pub progression: Option<String>,

@@ -13,7 +13,8 @@ fn role(name: &'static str, desired: i32, live: Option<ObservedWorkload>) -> Obs
 }
 
 fn live(requested: i32, update: RoleUpdateState) -> Option<ObservedWorkload> {
-    Some(ObservedWorkload { requested, scheduled: requested, ready: requested, partition: 0, update })
+    let (scheduled, ready) = (requested, requested);
+    Some(ObservedWorkload { requested, scheduled, ready, leaving: 0, scale_in: None, partition: 0, update })
 }
 
 fn skew() -> impl Strategy<Value = Value> {
@@ -46,7 +47,7 @@ proptest! {
         let mut done = vec![0; goals.len()];
         for index in order.into_iter().chain((0..200).map(|round| round % 3)) {
             let roles: Vec<_> = (0..goals.len()).map(|index| {
-                let facts = ObservedWorkload { requested: requested[index], scheduled: done[index], ready: done[index], partition: 0, update: RoleUpdateState::Done };
+                let facts = ObservedWorkload { scheduled: done[index], ready: done[index], ..live(requested[index], RoleUpdateState::Done).unwrap() };
                 role(NAMES[index], goals[index], Some(facts))
             }).collect();
             let bounds = bounds(Some(&policy), &roles);
@@ -65,6 +66,43 @@ proptest! {
             }
         }
         prop_assert_eq!(requested, goals);
+    }
+
+    #[test]
+    fn shrinking_keeps_the_skew_and_ends(
+        sizes in prop::collection::vec((0..15_i32, 0..15_i32), 1..4),
+        skew in skew(),
+        progression in prop::sample::select(vec!["OrderReady", "OrderScheduled", ""]),
+        order in prop::collection::vec(0..3_usize, 200),
+    ) {
+        let mut scaling = json!({ "maxSkew": skew });
+        if !progression.is_empty() {
+            scaling["progression"] = progression.into();
+        }
+        let policy = policy(&json!({ "scaling": scaling }));
+        let (goals, removals): (Vec<i32>, Vec<i32>) = sizes.into_iter().unzip();
+        let mut roles: Vec<ShrinkingRole> = goals.iter().zip(&removals).map(|(goal, removal)| ShrinkingRole::new(*goal, *removal)).collect();
+        for index in order.into_iter().chain((0..200).map(|round| round % 3)) {
+            let facts: Vec<_> = roles.iter().enumerate().map(|(index, one)| one.facts(NAMES[index])).collect();
+            let bounds = bounds(Some(&policy), &facts);
+            for (index, name) in NAMES.iter().enumerate().take(roles.len()) {
+                let replicas = bounds[name].replicas;
+                let own = &mut roles[index];
+                prop_assert!(replicas <= own.requested && replicas >= own.goal, "{replicas} of {name}");
+                own.requested = replicas;
+                own.record = bounds[name].scale_in.or(own.record);
+                let own = &roles[index];
+                for other in (0..roles.len()).filter(|other| *other != index && !progression.is_empty()) {
+                    let limit = limit(&skew, own.progress(), roles[other].progress());
+                    let removed = f64::from(own.from - replicas);
+                    prop_assert!(removed <= limit, "{removed} of {name}, not over {limit}");
+                }
+            }
+            if let Some(one) = roles.get_mut(index) {
+                one.present = (one.present - 1).max(one.requested);
+            }
+        }
+        prop_assert_eq!(roles.iter().map(|one| one.present).collect::<Vec<_>>(), goals);
     }
 
     #[test]
@@ -149,13 +187,84 @@ fn the_strictest_of_several_rules_applies() {
     let (a, b) = (&bounds["a"], &bounds["b"]);
     assert_eq!((a.partition, a.partitioned), (Some(9), 9), "one instance is left to update");
     assert_eq!(a.max_unavailable, Some(IntOrPercent::Int(2)));
-    assert_eq!(b, &RolloutBounds { replicas: 2, partition: None, partitioned: 0, max_unavailable: None });
+    let free =
+        RolloutBounds { replicas: 2, partition: None, partitioned: 0, max_unavailable: None, scale_in: None };
+    assert_eq!(b, &free);
+}
+
+/// A role from which instances are removed.
+struct ShrinkingRole {
+    from: i32,
+    goal: i32,
+    requested: i32,
+    /// Number of instances, with those that drain.
+    present: i32,
+    record: Option<ScaleIn>,
+}
+
+impl ShrinkingRole {
+    fn new(goal: i32, removal: i32) -> Self {
+        let from = goal + removal;
+        Self { from, goal, requested: from, present: from, record: None }
+    }
+
+    fn facts(&self, name: &'static str) -> ObservedRole<'static> {
+        let leaving = self.present - self.requested;
+        let facts = live(self.requested, RoleUpdateState::Done).unwrap();
+        role(name, self.goal, Some(ObservedWorkload { leaving, scale_in: self.record, ..facts }))
+    }
+
+    fn progress(&self) -> (i32, i32) {
+        (self.from - self.present, self.from - self.goal)
+    }
 }
 
 #[test]
-fn scaling_down_is_not_limited_by_the_skew() {
+fn roles_shrink_in_proportion() {
     let policy = policy(&json!({ "scaling": { "maxSkew": "10%", "progression": "OrderReady" } }));
-    let roles = [role("a", 2, live(8, RoleUpdateState::Done)), role("b", 0, live(8, RoleUpdateState::Done))];
-    let bounds = bounds(Some(&policy), &roles);
-    assert_eq!((bounds["a"].replicas, bounds["b"].replicas), (2, 0));
+    let mut a = ShrinkingRole::new(6, 2);
+    let mut b = ShrinkingRole::new(3, 1);
+    let mut steps = Vec::new();
+    for _ in 0..8 {
+        let bounds = bounds(Some(&policy), &[a.facts("a"), b.facts("b")]);
+        for (one, name) in [(&mut a, "a"), (&mut b, "b")] {
+            one.requested = bounds[name].replicas;
+            one.record = bounds[name].scale_in.or(one.record);
+        }
+        steps.push((a.requested, b.requested));
+        // Without this, no further step follows.
+        if steps.len() % 2 == 0 {
+            (a.present, b.present) = (a.requested, b.requested);
+        }
+    }
+    assert_eq!(steps, [(7, 4), (7, 4), (7, 3), (7, 3), (6, 3), (6, 3), (6, 3), (6, 3)]);
+    assert_eq!(a.record.map(|record| record.to_string()).as_deref(), Some("8 to 6"));
+}
+
+#[test]
+fn growth_and_removal_do_not_wait_for_each_other() {
+    let policy = policy(&json!({ "scaling": { "maxSkew": 1, "progression": "OrderReady" } }));
+    let (grows, shrinks) = (live(2, RoleUpdateState::Done), ShrinkingRole::new(2, 6));
+    let bounds = bounds(Some(&policy), &[role("a", 4, grows), shrinks.facts("b")]);
+    assert_eq!((bounds["a"].replicas, bounds["b"].replicas), (4, 2));
+    assert_eq!(bounds["b"].scale_in, None, "a removal at once has no steps to record");
+}
+
+#[test]
+fn without_a_skew_and_with_other_goals_removal_starts_again() {
+    let free = policy(&json!({ "scaling": { "progression": "OrderReady" } }));
+    let roles = || [ShrinkingRole::new(2, 6), ShrinkingRole::new(0, 8)];
+    let facts = |roles: &[ShrinkingRole; 2]| [roles[0].facts("a"), roles[1].facts("b")];
+    let at_once = bounds(Some(&free), &facts(&roles()));
+    assert_eq!((at_once["a"].replicas, at_once["b"].replicas), (2, 0));
+
+    let strict = policy(&json!({ "scaling": { "maxSkew": "50%" } }));
+    let mut changed = roles();
+    changed[0].requested = 5;
+    changed[0].record = ScaleIn::parse("8 to 1");
+    let bounds = bounds(Some(&strict), &facts(&changed));
+    assert_eq!(bounds["a"].scale_in.unwrap().to_string(), "5 to 2");
+    for invalid in ["", "8", "2 to 8", "3 to 3", "8 to -1", "x to 1"] {
+        assert_eq!(ScaleIn::parse(invalid), None, "{invalid}");
+    }
 }

@@ -9,7 +9,7 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 use moongate_testkit::{ControlPlane, PodRuntime, pod_address};
 use parking_lot::Mutex;
 use rbg_api::keys;
-use rbg_api::v1alpha2::RoleBasedGroup;
+use rbg_api::v1alpha2::{RoleBasedGroup, RoleBasedGroupScalingAdapter};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -25,6 +25,8 @@ const TEST_TIMEOUT: usize = 2;
 struct RecordingHooks {
     log: Arc<Mutex<Vec<String>>>,
     names: Arc<Mutex<HashMap<String, String>>>,
+    /// Pods that drain until they restart or the drain is cancelled.
+    draining: Arc<Mutex<HashSet<String>>>,
     /// Hooks that return 202 until they are removed from here.
     blocked: Arc<Mutex<HashSet<&'static str>>>,
     unresponsive: Arc<AtomicBool>,
@@ -38,7 +40,9 @@ impl PodRuntime for RecordingHooks {
     }
 
     async fn restart(&self, pod: &Pod, _: &str) {
-        self.note(format!("restart {}", pod.metadata.name.as_deref().unwrap()));
+        let name = pod.metadata.name.as_deref().unwrap();
+        self.draining.lock().remove(name);
+        self.note(format!("restart {name}"));
     }
 }
 
@@ -65,14 +69,22 @@ impl RecordingHooks {
         let request = match head.split_once(" HTTP/1.1").unwrap().0 {
             "POST /drain" => format!("drain {name}"),
             "GET /settled" => format!("settle {name}"),
+            "DELETE /drain" => format!("cancel {name}"),
             other => format!("{other} {name}"),
         };
         let before = self.log.lock().iter().rev().take_while(|entry| **entry == request).count();
         let waits = before < TEST_TIMEOUT || self.blocked.lock().contains(request.as_str());
+        let is_drained = request.starts_with("settle") && self.draining.lock().contains(&name);
+        if request.starts_with("drain") {
+            self.draining.lock().insert(name);
+        } else if request.starts_with("cancel") {
+            self.draining.lock().remove(&name);
+        }
         self.note(request);
-        let (status, body) = match waits {
-            true => ("202 Accepted", r#"{"waiting_for": "uploads"}"#),
-            false => ("200 OK", "{}"),
+        let (status, body) = match (is_drained, waits) {
+            (true, _) => ("202 Accepted", r#"{"waiting_for": "its restart", "drained": true}"#),
+            (false, true) => ("202 Accepted", r#"{"waiting_for": "uploads"}"#),
+            (false, false) => ("200 OK", "{}"),
         };
         let length = body.len();
         let answer =
@@ -137,5 +149,93 @@ async fn each_pod_drains_and_settles_before_the_next() {
     assert!(note.starts_with("g-a-1 did not drain within 2s: calling its hook failed: "), "{note}");
     settled(&groups).await;
     assert_eq!(pods(&stage.client).await.iter().map(restarts).collect::<Vec<_>>(), [2, 2]);
+    stage.end().await;
+}
+
+/// The requests that pods got, without repetitions.
+fn requests(hooks: &RecordingHooks) -> Vec<String> {
+    let mut log = hooks.log.lock().clone();
+    log.dedup();
+    log
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_cheapest_instance_drains_before_it_is_removed() {
+    let hooks = RecordingHooks::default();
+    let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(hooks.clone().serve(listener));
+    let stage =
+        TestOperator::begin_with(&ControlPlane::shared().await.unwrap(), "scale-in", hooks.clone()).await;
+    let groups: Api<RoleBasedGroup> = stage.api();
+    let mut engines = role("a", 3, "engine:1");
+    engines["scalingAdapter"] = json!({ "enable": true });
+    engines["annotations"] = json!({ keys::UPGRADE_HOOKS: port.to_string(), keys::UPGRADE_TIMEOUT: "60s",
+        keys::ROLE_INSTANCE_PATTERN: "Stateless" });
+    groups.create(&PostParams::default(), &group(json!([engines]))).await.unwrap();
+    settled(&groups).await;
+    let before = pods(&stage.client).await;
+    let name = |at: usize| before[at].metadata.name.clone().unwrap();
+    for (at, cost) in ["30", "10", "20"].into_iter().enumerate() {
+        let body = json!({ "metadata": { "annotations": { keys::POD_DELETION_COST: cost } } });
+        let patch = Patch::Merge(body);
+        stage.api::<Pod>().patch(&name(at), &PatchParams::default(), &patch).await.unwrap();
+    }
+    let cheapest = name(1);
+    let adapters: Api<RoleBasedGroupScalingAdapter> = stage.api();
+    let scale = async |replicas: i32| {
+        let body = Patch::Merge(json!({ "spec": { "replicas": replicas } }));
+        eventually("the adapter has replicas", async || adapters.get("g-a").await.unwrap().spec.replicas)
+            .await;
+        adapters.patch_scale("g-a", &PatchParams::default(), &body).await.unwrap();
+    };
+
+    // A drain that is cancelled returns the instance to service.
+    let drain: &'static str = format!("drain {cheapest}").leak();
+    hooks.blocked.lock().insert(drain);
+    scale(2).await;
+    eventually("the group names the draining instance", async || {
+        let status = groups.get("g").await.unwrap().status.unwrap_or_default();
+        let condition = status.conditions.into_iter().find(|one| one.kind == "ScalingIn")?;
+        (condition.status == "True" && condition.message.starts_with("draining 1 instance: g-a-"))
+            .then_some(())
+    })
+    .await;
+    eventually("the pod drains", async || requests(&hooks).contains(&drain.to_owned()).then_some(())).await;
+    scale(3).await;
+    settled(&groups).await;
+    eventually("it settles", async || {
+        let done = format!("settle {cheapest}");
+        (hooks.log.lock().iter().filter(|entry| **entry == done).count() > TEST_TIMEOUT).then_some(())
+    })
+    .await;
+    settled(&groups).await;
+    assert_eq!(hooks.draining.lock().len(), 0);
+    let uids = |pods: &[Pod]| pods.iter().map(|pod| pod.metadata.uid.clone()).collect::<Vec<_>>();
+    assert_eq!(uids(&pods(&stage.client).await), uids(&before));
+    let returned = requests(&hooks);
+    let expected = [
+        drain.to_owned(),
+        format!("settle {cheapest}"),
+        format!("cancel {cheapest}"),
+        format!("settle {cheapest}"),
+    ];
+    assert_eq!(returned, expected);
+
+    hooks.blocked.lock().clear();
+    hooks.log.lock().clear();
+    scale(2).await;
+    let left = eventually("one pod is deleted", async || {
+        let left = pods(&stage.client).await;
+        (left.len() == 2).then_some(left)
+    })
+    .await;
+    assert_eq!(uids(&left), [before[0].metadata.uid.clone(), before[2].metadata.uid.clone()]);
+    settled(&groups).await;
+    assert_eq!(requests(&hooks), [drain], "only this pod was called");
+    assert!(hooks.log.lock().len() > TEST_TIMEOUT);
+    let event = events::event(&stage, "RoleInstanceSet", "g-a", "Draining").await;
+    let note = event.note.unwrap();
+    assert!(note.contains("drains: the instance is beyond the set's replicas"), "{note}");
     stage.end().await;
 }

@@ -10,6 +10,7 @@ mod nodes;
 mod ports;
 mod pre_pull;
 mod restarts;
+mod scale_in;
 mod status_truth;
 mod stuck_updates;
 mod takeover;
