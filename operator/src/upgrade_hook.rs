@@ -7,6 +7,8 @@ use k8s_openapi::jiff::Timestamp;
 pub enum UpgradeHook {
     /// Finish running requests and save state: the pod will be restarted.
     Drain,
+    /// As [`Self::Drain`], but the pod will be deleted: what it stores has to be moved elsewhere.
+    DrainForRemoval,
     /// Whether the pod has restored its state after the restart.
     Settled,
 }

@@ -120,6 +120,9 @@ fn pending_response(body: Value) -> DrainHookResponse {
 
 /// Segments are mounted, and their keys restored, before this server starts. Only the master may be missing.
 async fn settled(State(hooks): State<DrainHooks>) -> DrainHookResponse {
+    if hooks.removal.is_active() {
+        return pending_response(json!({ "waiting_for": "its removal", "drained": true }));
+    }
     if hooks.membership.drain.is_set() {
         return pending_response(json!({ "waiting_for": "its replacement", "drained": true }));
     }

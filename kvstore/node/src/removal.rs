@@ -42,6 +42,11 @@ impl NodeRemoval {
         }
     }
 
+    /// Whether a removal has begun and was not cancelled.
+    pub(crate) fn is_active(&self) -> bool {
+        self.0.lock().is_some()
+    }
+
     fn is_expired(&self) -> bool {
         self.0.lock().is_some_and(|until| until <= Instant::now())
     }

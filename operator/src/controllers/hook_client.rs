@@ -49,6 +49,7 @@ impl HookClient {
     async fn call(&self, call: &HookCall) -> HookResult {
         let (method, path) = match call.hook {
             UpgradeHook::Drain => (Method::POST, "drain"),
+            UpgradeHook::DrainForRemoval => (Method::POST, "drain?reason=removal"),
             UpgradeHook::Settled => (Method::GET, "settled"),
         };
         let (status, response) = match self.request(call, method, path).await {

@@ -114,7 +114,7 @@ pub(super) fn initial_progress() -> Value {
 
 fn verb(hook: UpgradeHook) -> &'static str {
     match hook {
-        UpgradeHook::Drain => "drain",
+        UpgradeHook::Drain | UpgradeHook::DrainForRemoval => "drain",
         UpgradeHook::Settled => "settle",
     }
 }
@@ -197,13 +197,13 @@ pub(super) fn block_deletion(input: InstanceInput<'_>, pods: &[&Pod], plan: &mut
     let leaving: Vec<(&Pod, Timestamp)> =
         pods.iter().filter_map(|pod| Some((*pod, leaving_since(pod)?))).collect();
     let is_pending = |(pod, since): &(&Pod, Timestamp)| {
-        outcome(UpgradeHook::Drain, input, pod, *since) == HookOutcome::Pending
+        outcome(UpgradeHook::DrainForRemoval, input, pod, *since) == HookOutcome::Pending
     };
     let is_draining = leaving.iter().any(is_pending);
     if is_draining {
         // Pods that have drained are called again: they would otherwise resume work.
         plan.call_hooks(
-            leaving.iter().filter_map(|(pod, since)| call(UpgradeHook::Drain, pod, *since)),
+            leaving.iter().filter_map(|(pod, since)| call(UpgradeHook::DrainForRemoval, pod, *since)),
             input.now,
         );
     }
@@ -212,7 +212,7 @@ pub(super) fn block_deletion(input: InstanceInput<'_>, pods: &[&Pod], plan: &mut
 
 /// What is lost although the pods have drained, according to their responses.
 pub(super) fn drain_warnings(input: InstanceInput<'_>, pods: &[&Pod]) -> Vec<String> {
-    let warning = |pod: &&Pod| match outcome(UpgradeHook::Drain, input, pod, leaving_since(pod)?) {
+    let warning = |pod: &&Pod| match outcome(UpgradeHook::DrainForRemoval, input, pod, leaving_since(pod)?) {
         HookOutcome::Finished { warning: Some(warning), .. } => Some(format!("{}: {warning}", name(pod))),
         _ => None,
     };
@@ -272,8 +272,9 @@ pub(super) fn set_hook_conditions(input: InstanceInput<'_>, pods: &[&Pod], condi
         let pending = match progress.phase {
             HookPhase::Draining => Some((UpgradeHook::Drain, draining_since(pod))),
             HookPhase::Leaving => {
-                match leaving_since(pod).map(|since| outcome(UpgradeHook::Drain, input, pod, since)) {
-                    Some(HookOutcome::Pending) => Some((UpgradeHook::Drain, leaving_since(pod))),
+                let hook = UpgradeHook::DrainForRemoval;
+                match leaving_since(pod).map(|since| outcome(hook, input, pod, since)) {
+                    Some(HookOutcome::Pending) => Some((hook, leaving_since(pod))),
                     Some(HookOutcome::Finished { unfinished: late, .. }) => {
                         unfinished.extend(late);
                         None

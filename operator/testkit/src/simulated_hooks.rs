@@ -61,7 +61,7 @@ impl SimulatedHooks {
             return None;
         }
         let location = (label(pod, keys::ROLE_NAME), label(pod, keys::ROLE_INSTANCE_NAME));
-        let drains = call.hook == UpgradeHook::Drain;
+        let drains = matches!(call.hook, UpgradeHook::Drain | UpgradeHook::DrainForRemoval);
         let neighbours =
             self.unsettled.values().filter(|other| other.0 == location.0 && other.1 != location.1);
         if drains && let Some((_, other)) = neighbours.into_iter().next() {

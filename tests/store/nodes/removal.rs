@@ -67,8 +67,11 @@ async fn a_cancelled_removal_reopens_the_node() {
         preferred_segments: vec![drained.running.endpoint().to_owned()],
         ..PutOptions::default()
     };
+    let (status, response) = drained.get("/settled").await;
+    assert!(status == 202 && response.contains(r#""drained":true"#), "{response}");
     let cancelled = reqwest::Client::new().delete(drained.url("/drain")).send().await.unwrap();
     assert_eq!(cancelled.status().as_u16(), 200);
+    assert_eq!(drained.get("/settled").await.0, 200);
     client.put("second", b"bytes", &on_drained).await.unwrap();
     other.stop().await;
     assert_eq!(&*client.get("second").await.unwrap(), b"bytes", "on the node that stays");

@@ -136,8 +136,8 @@ replicas: {{ $nodes.replicas }}
 dependencies: [{{ include "moongate.store.entry" . }}]
 {{- /* The operator has no certificate for these requests. */}}
 {{- if not (include "moongate.store.authenticated" .) }}
-# The operator calls the node's upgrade hooks before and after it restarts the node in place.
-annotations: { moongate.io/upgrade-hooks: "8080" }
+# The operator calls the node's upgrade hooks before and after it restarts the node in place, and before it removes the node.
+annotations: { moongate.io/upgrade-hooks: "8080", moongate.io/upgrade-timeout: {{ $nodes.drainLimitSeconds }}s }
 {{- end }}
 {{ include "moongate.rollout" . }}
 standalonePattern:

@@ -68,6 +68,7 @@ impl RecordingHooks {
         let head = String::from_utf8(head).unwrap();
         let request = match head.split_once(" HTTP/1.1").unwrap().0 {
             "POST /drain" => format!("drain {name}"),
+            "POST /drain?reason=removal" => format!("remove {name}"),
             "GET /settled" => format!("settle {name}"),
             "DELETE /drain" => format!("cancel {name}"),
             other => format!("{other} {name}"),
@@ -75,7 +76,7 @@ impl RecordingHooks {
         let before = self.log.lock().iter().rev().take_while(|entry| **entry == request).count();
         let waits = before < TEST_TIMEOUT || self.blocked.lock().contains(request.as_str());
         let is_drained = request.starts_with("settle") && self.draining.lock().contains(&name);
-        if request.starts_with("drain") {
+        if request.starts_with("drain") || request.starts_with("remove") {
             self.draining.lock().insert(name);
         } else if request.starts_with("cancel") {
             self.draining.lock().remove(&name);
@@ -191,8 +192,8 @@ async fn the_cheapest_instance_drains_before_it_is_removed() {
     };
 
     // A drain that is cancelled returns the instance to service.
-    let drain: &'static str = format!("drain {cheapest}").leak();
-    hooks.blocked.lock().insert(drain);
+    let removal: &'static str = format!("remove {cheapest}").leak();
+    hooks.blocked.lock().insert(removal);
     scale(2).await;
     eventually("the group names the draining instance", async || {
         let status = groups.get("g").await.unwrap().status.unwrap_or_default();
@@ -201,7 +202,7 @@ async fn the_cheapest_instance_drains_before_it_is_removed() {
             .then_some(())
     })
     .await;
-    eventually("the pod drains", async || requests(&hooks).contains(&drain.to_owned()).then_some(())).await;
+    eventually("the pod drains", async || requests(&hooks).contains(&removal.to_owned()).then_some(())).await;
     scale(3).await;
     settled(&groups).await;
     eventually("it settles", async || {
@@ -215,7 +216,7 @@ async fn the_cheapest_instance_drains_before_it_is_removed() {
     assert_eq!(uids(&pods(&stage.client).await), uids(&before));
     let returned = requests(&hooks);
     let expected = [
-        drain.to_owned(),
+        removal.to_owned(),
         format!("settle {cheapest}"),
         format!("cancel {cheapest}"),
         format!("settle {cheapest}"),
@@ -232,7 +233,7 @@ async fn the_cheapest_instance_drains_before_it_is_removed() {
     .await;
     assert_eq!(uids(&left), [before[0].metadata.uid.clone(), before[2].metadata.uid.clone()]);
     settled(&groups).await;
-    assert_eq!(requests(&hooks), [drain], "only this pod was called");
+    assert_eq!(requests(&hooks), [removal], "only this pod was called");
     assert!(hooks.log.lock().len() > TEST_TIMEOUT);
     let event = events::event(&stage, "RoleInstanceSet", "g-a", "Draining").await;
     let note = event.note.unwrap();
