@@ -41,7 +41,14 @@ async fn served(rule: &str) -> BTreeMap<(&'static str, &'static str), usize> {
     assert_eq!(unpaired, u64::from(rule != "any"), "{rule}");
     let mixed = metric_at(&client, &gateway.admin_url(""), "moongate_mixed_version_pairs_total").await;
     assert_eq!(mixed > 0, rule == "any", "{rule}: {mixed}");
-    if rule != "any" {
+    let fleet: Value =
+        client.get(gateway.admin_url("/debug/fleet")).send().await.unwrap().json().await.unwrap();
+    let paused = fleet["instances"].as_array().unwrap().iter().filter(|engine| engine["state"] == "paused");
+    let paused: Vec<&Value> = paused.map(|engine| &engine["version"]).collect();
+    if rule == "any" {
+        assert_eq!(paused, [&Value::Null; 0]);
+    } else {
+        assert_eq!(paused, ["0.5.7"]);
         assert_eq!(early.started(), 0, "there is no decode of its version");
     }
 

@@ -24,6 +24,8 @@ use crate::predict::StoreViewStatus;
 const SCHEMA_VERSION: u32 = 2;
 /// Reason of a suspect engine.
 const SUSPECT: &str = "suspect: it accepts requests but produces no output";
+/// Why an engine gets no requests although it serves.
+const UNPAIRED: &str = "no engine of its version to pair with (--pair-versions)";
 /// The response is rebuilt at most once per this interval, whatever the number of readers.
 const CACHE_TTL: Duration = Duration::from_millis(500);
 
@@ -193,6 +195,7 @@ impl<'a> FleetInstanceStatus<'a> {
                 Some(endpoint) if !endpoint.is_healthy() => ("unhealthy", None),
                 Some(endpoint) if endpoint.breaker.is_open() => ("paused", None),
                 Some(endpoint) if endpoint.silence.is_suspect() => ("paused", Some(SUSPECT)),
+                _ if fleet.unpaired.contains(&instance.id) => ("paused", Some(UNPAIRED)),
                 _ => ("serving", None),
             },
         };
