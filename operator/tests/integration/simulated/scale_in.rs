@@ -176,6 +176,22 @@ fn status_names_draining_instances_and_unresponsive_pods_time_out() {
 }
 
 #[test]
+fn a_failed_pod_of_a_draining_instance_is_not_replaced() {
+    let mut cluster = OperatorSimulation::new(up(roles("1h"), 1).server, 3);
+    cluster.hooks.not_ready_responses = usize::MAX;
+    scale(&mut cluster, &[2, 3, 1, 2]);
+    until_draining(&mut cluster, 2);
+    let before = pods(&cluster.server);
+    cluster.edit(ResourceKind::Pod, "g-o-2", |pod| pod["status"]["phase"] = "Failed".into());
+    cluster.edit(ResourceKind::Pod, "g-t-1-1", |pod| pod["status"]["phase"] = "Failed".into());
+    cluster.run_for(500, |server| {
+        let unknown = |(name, pod): &(String, (String, i64, String))| before[name].0 != pod.0;
+        assert_eq!(pods(server).into_iter().find(unknown), None);
+    });
+    assert_eq!(cluster.hooks.left_draining(), 2);
+}
+
+#[test]
 fn removed_roles_and_components_drain_first() {
     let hooks = json!({ keys::UPGRADE_HOOKS: "8080" });
     let component = |name: &str| json!({ "name": name, "size": 1, "template": template("i:1") });
