@@ -6,8 +6,9 @@
 mod mirror;
 
 use moongate_render::{
-    GangScheduler, GroupContext, PodLocations, PreservedFields, RenderError, ResolvedRole, RoleTarget,
-    RuntimeProfiles, SizeLimitError, SizeLimits, discovery_config_map, group_set, render_workload,
+    GangScheduler, GroupContext, GroupTopology, PodLocations, PreservedFields, RenderError, ResolvedRole,
+    RoleTarget, RuntimeProfiles, SizeLimitError, SizeLimits, discovery_config_map, group_set,
+    render_workload,
 };
 use rbg_api::conversion::fold_group;
 use rbg_api::v1alpha2::{
@@ -190,7 +191,7 @@ fn spec_errors(group: &RoleBasedGroup, limits: SizeLimits) -> Vec<ValidationErro
     // The group's own name does not matter here, and topology levels are checked once for all roles.
     let mut object = RoleBasedGroup::new("group", spec.clone());
     object.metadata.namespace = Some("namespace".to_owned());
-    if let Err(error) = moongate_render::topology_keys(group) {
+    if let Err(error) = GroupTopology::from_group(group, &[]) {
         errors.push(ValidationError::Spec(error.into()));
     }
     if let Err(error) = plan::check_dependencies(&object) {

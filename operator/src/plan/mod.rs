@@ -24,6 +24,7 @@ mod restart;
 mod revisions;
 mod set;
 mod stateful;
+mod topology;
 mod unordered;
 mod warmup;
 
