@@ -194,6 +194,9 @@ fn spec_errors(group: &RoleBasedGroup, limits: SizeLimits) -> Vec<ValidationErro
     if let Err(error) = GroupTopology::from_group(group, &[]) {
         errors.push(ValidationError::Spec(error.into()));
     }
+    if let Err(error) = moongate_render::queue(group) {
+        errors.push(ValidationError::Spec(error.into()));
+    }
     if let Err(error) = plan::check_dependencies(&object) {
         errors.push(ValidationError::Spec(error));
     }
@@ -409,10 +412,13 @@ mod tests {
     }
 
     #[test]
-    fn topology_levels_must_be_valid() {
+    fn topology_levels_and_queues_must_be_valid() {
         let mut invalid = group_of(role(1, json!({})));
         invalid.metadata.annotations = Some([(keys::TOPOLOGY_LADDER.to_owned(), "host".to_owned())].into());
         assert!(errors(&invalid, None).contains("`host` is not a level"));
+        let mut queued = group_of(role(1, json!({})));
+        queued.metadata.annotations = Some([(keys::QUEUE.to_owned(), "Team A".to_owned())].into());
+        assert!(errors(&queued, None).contains("`Team A` is not the name of a queue"));
         assert_eq!(validate_group(&invalid, Some(&invalid), LIMITS), []);
         let object = json!({ "metadata": { "name": "s" }, "spec": { "groupTemplate": invalid } });
         assert_eq!(validate_group_set(&serde_json::from_value(object).unwrap(), None, LIMITS).len(), 1);

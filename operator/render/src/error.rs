@@ -18,6 +18,12 @@ pub enum RenderError {
     /// The object requests too many objects.
     #[error(transparent)]
     Limit(#[from] SizeLimitError),
+    /// The queue's name is unusable as a label.
+    #[error(
+        "annotation `{key}`: `{0}` is not the name of a queue: letters a-z, digits, `-` and `.`, at most 63 in all",
+        key = keys::QUEUE
+    )]
+    Queue(String),
     /// The role has no pattern.
     #[error(
         "role `{0}` has none of standalonePattern, leaderWorkerPattern and customComponentsPattern; one is needed"

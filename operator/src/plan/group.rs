@@ -197,7 +197,7 @@ fn plan_roles(
         let mut manifest = profiles::workload(input, spec, role, &target.current, (*live, &preserved))?;
         ports::allocate_role_ports(input, &mut manifest, *live, plan)?;
         stateful::plan_rollout(input, role_with_workload, target, &mut manifest);
-        topology::remove_annotation(&mut manifest, *live);
+        topology::remove_annotations(&mut manifest, *live);
         states.push(state(role, target, *live, &manifest));
         wanted.push((spec, role, target, live, manifest));
     }

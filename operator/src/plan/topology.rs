@@ -1,4 +1,4 @@
-//! Topology levels of a group: where they come from when no node is known, and how they are reported.
+//! Placement of a group: where its topology levels come from when no node is known, how they are reported, and annotations of workloads.
 
 use moongate_render::{Manifest, RoleTopology, TopologyKey};
 use rbg_api::template::member_object;
@@ -34,10 +34,13 @@ pub(super) fn set_condition(input: GroupInput<'_>, conditions: &mut Vec<Conditio
     status::set_condition(conditions, CONDITION, true, (reason, &message), input.now);
 }
 
-/// Empties the annotation of a workload whose topology was removed: server-side apply would keep an omitted annotation.
-pub(super) fn remove_annotation(manifest: &mut Manifest, live: Option<&Value>) {
-    if live.is_some_and(|live| live["metadata"]["annotations"].get(keys::TOPOLOGY).is_some()) {
-        let metadata = member_object(&mut manifest.0, "metadata");
-        member_object(metadata, "annotations").entry(keys::TOPOLOGY).or_insert_with(|| "".into());
+/// Empties the annotations of a workload that are no longer set: server-side apply would keep omitted ones.
+pub(super) fn remove_annotations(manifest: &mut Manifest, live: Option<&Value>) {
+    let annotations = live.map(|live| &live["metadata"]["annotations"]);
+    for key in keys::PLACEMENT {
+        if annotations.is_some_and(|present| present.get(key).is_some()) {
+            let metadata = member_object(&mut manifest.0, "metadata");
+            member_object(metadata, "annotations").entry(key).or_insert_with(|| "".into());
+        }
     }
 }
