@@ -5,7 +5,6 @@
 
 use rbg_api::v1alpha2::{RoleBasedGroup, RoleInstance};
 use rbg_api::{PodTemplate, keys};
-use serde_json::{Value, json};
 
 use crate::error::RenderError;
 use crate::group::{GangScheduler, GroupContext};
@@ -72,8 +71,6 @@ pub fn kueue_group_name(instance: &str, now_seconds: i64) -> String {
 pub fn join_kueue_group(pod: &mut Manifest, group: &str, size: i32) {
     let metadata = &mut pod.0["metadata"];
     metadata["labels"][keys::KUEUE_POD_GROUP] = group.into();
-    let annotations = json!({ keys::KUEUE_POD_GROUP_SIZE: size.to_string(), keys::KUEUE_RETRIABLE: "false" });
-    if let (Value::Object(present), Value::Object(added)) = (&mut metadata["annotations"], annotations) {
-        present.extend(added);
-    }
+    metadata["annotations"][keys::KUEUE_POD_GROUP_SIZE] = size.to_string().into();
+    metadata["annotations"][keys::KUEUE_RETRIABLE] = "false".into();
 }
