@@ -18,8 +18,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::DynamicObject;
+use moongate_render::NodeLabels;
 
 use crate::ResourceKind;
 use crate::upgrade_hook::{HookCall, HookResult};
@@ -58,6 +60,8 @@ pub struct ResourceCache {
     /// Kinds that the API server does not serve.
     absent: BTreeSet<ResourceKind>,
     ports: Arc<PortTable>,
+    /// Topology labels of all nodes.
+    node_labels: NodeLabels,
     /// Last hook responses of pods, by UID.
     hook_results: HashMap<String, (HookCall, HookResult)>,
 }
@@ -105,7 +109,14 @@ impl ResourceCache {
         } else {
             PortTable::replace(&mut self.ports, &[], &live.ports);
         }
-        let affected = if is_same { Vec::new() } else { self.affected_by(&live) };
+        let mut affected = if is_same { Vec::new() } else { self.affected_by(&live) };
+        if kind == ResourceKind::Node
+            && !is_same
+            && let Some(labels) = live.read::<Node>().and_then(|node| node.metadata.labels)
+            && self.node_labels.observe(&labels)
+        {
+            affected.extend(self.all(ResourceKind::Group));
+        }
         self.index.insert(&live);
         self.objects.insert(live.key.clone(), CachedResource { live: Arc::new(live), list_generation: era });
         affected

@@ -6,8 +6,9 @@
 mod mirror;
 
 use moongate_render::{
-    GangScheduler, GroupContext, PodLocations, PreservedFields, RenderError, ResolvedRole, RoleTarget,
-    RuntimeProfiles, SizeLimitError, SizeLimits, discovery_config_map, group_set, render_workload,
+    GangScheduler, GroupContext, GroupTopology, PodLocations, PreservedFields, RenderError, ResolvedRole,
+    RoleTarget, RuntimeProfiles, SizeLimitError, SizeLimits, discovery_config_map, group_set,
+    render_workload,
 };
 use rbg_api::conversion::fold_group;
 use rbg_api::v1alpha2::{
@@ -190,7 +191,10 @@ fn spec_errors(group: &RoleBasedGroup, limits: SizeLimits) -> Vec<ValidationErro
     // The group's own name does not matter here, and topology levels are checked once for all roles.
     let mut object = RoleBasedGroup::new("group", spec.clone());
     object.metadata.namespace = Some("namespace".to_owned());
-    if let Err(error) = moongate_render::topology_keys(group) {
+    if let Err(error) = GroupTopology::from_group(group, &[]) {
+        errors.push(ValidationError::Spec(error.into()));
+    }
+    if let Err(error) = moongate_render::queue(group) {
         errors.push(ValidationError::Spec(error.into()));
     }
     if let Err(error) = plan::check_dependencies(&object) {
@@ -408,10 +412,13 @@ mod tests {
     }
 
     #[test]
-    fn topology_levels_must_be_valid() {
+    fn topology_levels_and_queues_must_be_valid() {
         let mut invalid = group_of(role(1, json!({})));
         invalid.metadata.annotations = Some([(keys::TOPOLOGY_LADDER.to_owned(), "host".to_owned())].into());
         assert!(errors(&invalid, None).contains("`host` is not a level"));
+        let mut queued = group_of(role(1, json!({})));
+        queued.metadata.annotations = Some([(keys::QUEUE.to_owned(), "Team A".to_owned())].into());
+        assert!(errors(&queued, None).contains("`Team A` is not the name of a queue"));
         assert_eq!(validate_group(&invalid, Some(&invalid), LIMITS), []);
         let object = json!({ "metadata": { "name": "s" }, "spec": { "groupTemplate": invalid } });
         assert_eq!(validate_group_set(&serde_json::from_value(object).unwrap(), None, LIMITS).len(), 1);

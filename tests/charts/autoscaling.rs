@@ -56,12 +56,24 @@ fn prefill_and_decode_scale_by_separate_metrics() {
         ]
     );
     let rendered = Rendered::with(&[PAIR, &limits(2)]);
-    for name in ["release-prefill", "release-decode"] {
-        assert_eq!(metrics(&rendered, name), [target("moongate_queue_seconds", Value::Null, value("1"))]);
+    for (name, expected) in [
+        (
+            "release-prefill",
+            target("moongate_role_pending_prefill_tokens", json!("prefill"), average("60000")),
+        ),
+        ("release-decode", target("moongate_role_requests_in_flight", json!("decode"), average("64"))),
+    ] {
+        assert_eq!(metrics(&rendered, name), [expected], "the default target");
         let autoscaler = &rendered.object("HorizontalPodAutoscaler", name)["spec"];
         assert_eq!(autoscaler["scaleTargetRef"]["name"], name);
         assert_eq!(autoscaler["behavior"]["scaleDown"]["stabilizationWindowSeconds"], 900);
     }
+    let plain = "--set=engines.w.engine=vllm,engines.w.model=m,engines.w.autoscaling.enabled=true,\
+                 engines.w.autoscaling.minReplicas=1,engines.w.autoscaling.maxReplicas=2";
+    assert_eq!(
+        metrics(&Rendered::with(&[plain]), "release-w"),
+        [target("moongate_queue_seconds", Value::Null, value("1"))]
+    );
 }
 
 #[test]

@@ -47,6 +47,28 @@ fn an_engine_on_several_machines_has_a_leader_and_workers() {
 }
 
 #[test]
+fn engines_of_each_mode_can_span_several_machines() {
+    for (engine, mode, flag) in [
+        ("sglang", "prefill", "--disaggregation-mode=prefill"),
+        ("sglang", "decode", "--disaggregation-mode=decode"),
+        ("sglang", "plain", "--nnodes=3"),
+        ("vllm,engines.large.connector=nixl", "prefill", "--kv-transfer-config="),
+        ("vllm,engines.large.connector=nixl", "decode", "--kv-transfer-config="),
+        ("vllm", "plain", "--nnodes=3"),
+    ] {
+        let values = format!("--set=engines.large.nodes=3,engines.large.model=m,engines.large.mode={mode}");
+        let rendered = Rendered::with(&[&values, &format!("--set=engines.large.engine={engine}")]);
+        let pattern = &rendered.role("large")["leaderWorkerPattern"];
+        assert_eq!(pattern["size"], 3, "{engine} {mode}");
+        let flags = arguments(&pattern["template"]["spec"]["containers"][0]);
+        assert!(flags.iter().any(|argument| argument.starts_with(flag)), "{engine} {mode}: {flags:?}");
+        let component =
+            |part: &str| pattern[part]["metadata"]["labels"]["app.kubernetes.io/component"].clone();
+        assert_eq!([component("template"), component("workerTemplatePatch")], ["engine", "engine-worker"]);
+    }
+}
+
+#[test]
 fn workers_stay_until_their_leader_has_drained() {
     let pattern = pattern("sglang");
     let common = &pattern["template"]["spec"];

@@ -117,6 +117,42 @@ fn engines_of_a_role_are_spread() {
 }
 
 #[test]
+fn only_operators_and_workers_reach_the_sidecars_of_engines() {
+    let policies = "--set=networkPolicies.enabled=true";
+    let operators = r#"--set-json=networkPolicies.operators=[{"namespaceSelector":{}}]"#;
+    let ingress = |values: &[&str]| {
+        let rendered = Rendered::with(&[&[ALL, policies], values].concat());
+        let spec = &rendered.object("NetworkPolicy", "release-engine")["spec"];
+        assert_eq!(spec["podSelector"]["matchLabels"]["app.kubernetes.io/component"], "engine");
+        let group = &rendered.object("NetworkPolicy", "release-group")["spec"]["podSelector"];
+        assert_eq!(group["matchExpressions"][0]["values"], json!(["engine"]), "it allows all ports");
+        spec["ingress"].clone()
+    };
+    // Number of peers that each rule allows to connect to the port.
+    let peers_at = |ingress: &Value, port: u64| -> Vec<usize> {
+        let includes = |entry: &Value| {
+            let first = entry["port"].as_u64();
+            let last = entry["endPort"].as_u64().or(first);
+            entry["protocol"] == "TCP" && first <= Some(port) && Some(port) <= last
+        };
+        let rules = ingress.as_array().unwrap().iter();
+        let rules = rules.filter(|rule| rule["ports"].as_array().unwrap().iter().any(includes));
+        rules.map(|rule| rule["from"].as_array().unwrap().len()).collect()
+    };
+    let own = ingress(&[]);
+    for port in [1, 8000, 9399, 9401, 20000, 65535] {
+        assert_eq!(peers_at(&own, port), [1], "pods of the release: {port}");
+    }
+    assert_eq!(peers_at(&own, 9400), [2], "the operator, and workers of the engine");
+    assert_eq!(peers_at(&ingress(&[operators]), 9400), [3]);
+    assert_eq!(peers_at(&ingress(&["--set=operator.enabled=false"]), 9400), [1]);
+    let rendered = Rendered::with(&[ALL, policies, "--set=engineDrain.enabled=false"]);
+    assert!(rendered.find("NetworkPolicy", "release-engine").is_none(), "there are no sidecars");
+    let group = &rendered.object("NetworkPolicy", "release-group")["spec"]["podSelector"];
+    assert!(group.get("matchExpressions").is_none());
+}
+
+#[test]
 fn additional_objects_are_part_of_the_release() {
     let objects = json!([
         { "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "{{ .Release.Name }}-own" } },

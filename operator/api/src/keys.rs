@@ -111,6 +111,18 @@ pub const REVISION_HASH: &str = "controller.kubernetes.io/hash";
 pub const POD_GROUP: &str = "pod-group.scheduling.sigs.k8s.io/name";
 /// Annotation of pods of a gang: name of the PodGroup (Volcano).
 pub const VOLCANO_POD_GROUP: &str = "scheduling.k8s.io/group-name";
+/// Annotation of a group: the queue of its pods, in Kueue or Volcano.
+pub const QUEUE: &str = "moongate.io/queue";
+/// Label of pods and workloads: LocalQueue (Kueue). Annotation of instances: that of their pods.
+pub const KUEUE_QUEUE: &str = "kueue.x-k8s.io/queue-name";
+/// Label of pods: pods with the same value are admitted together (Kueue).
+pub const KUEUE_POD_GROUP: &str = "kueue.x-k8s.io/pod-group-name";
+/// Annotation of these pods: their number (Kueue).
+pub const KUEUE_POD_GROUP_SIZE: &str = "kueue.x-k8s.io/pod-group-total-count";
+/// Annotation of these pods: `false` if a pod that has ended is not replaced within its group (Kueue).
+pub const KUEUE_RETRIABLE: &str = "kueue.x-k8s.io/retriable-in-group";
+/// Annotation of pods and workloads: queue (Volcano).
+pub const VOLCANO_QUEUE: &str = "scheduling.volcano.sh/queue-name";
 
 /// Annotation of a group: topology levels, nearest first, each `LEVEL` or `LEVEL=LABEL`.
 pub const TOPOLOGY_LADDER: &str = "moongate.io/topology-ladder";
@@ -120,6 +132,8 @@ pub const TOPOLOGY_NEAR: &str = "moongate.io/topology-near";
 pub const TOPOLOGY_SPREAD: &str = "moongate.io/topology-spread";
 /// Annotation of workloads and instances: topology resolved from these three annotations, as JSON.
 pub const TOPOLOGY: &str = "moongate.io/topology";
+/// Annotations for the placement of pods, which are in no revision: instances inherit them from their set.
+pub const PLACEMENT: [&str; 3] = [TOPOLOGY, KUEUE_QUEUE, VOLCANO_QUEUE];
 
 /// Annotation of a pod: availability zone of its node.
 pub const ZONE: &str = "moongate.io/zone";

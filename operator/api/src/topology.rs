@@ -1,21 +1,28 @@
-//! Location of an instance, by topology level.
+//! Topology levels, and the location of an instance by level.
 
 use serde::{Deserialize, Serialize};
 
-/// A topology level, from one host to a zone.
+/// A topology level, from one host to a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TopologyLevel {
+    /// One host: its devices are connected by PCIe, or by NVLink inside the host.
     Node,
     /// GPUs connected by NVLink, inside or across nodes.
     NvlinkDomain,
-    /// A rack, or an RDMA rail.
+    /// A rack, or an RDMA rail: nodes below one leaf switch.
     Rack,
+    /// Racks below one spine switch.
+    Block,
+    /// Blocks below one core switch.
+    Core,
     Zone,
+    Region,
 }
 
 impl TopologyLevel {
-    pub const ALL: [Self; 4] = [Self::Node, Self::NvlinkDomain, Self::Rack, Self::Zone];
+    pub const ALL: [Self; 7] =
+        [Self::Node, Self::NvlinkDomain, Self::Rack, Self::Block, Self::Core, Self::Zone, Self::Region];
 
     /// The level's name in annotations.
     #[must_use]
@@ -24,7 +31,10 @@ impl TopologyLevel {
             Self::Node => "node",
             Self::NvlinkDomain => "nvlink-domain",
             Self::Rack => "rack",
+            Self::Block => "block",
+            Self::Core => "core",
             Self::Zone => "zone",
+            Self::Region => "region",
         }
     }
 
@@ -34,20 +44,21 @@ impl TopologyLevel {
         Self::ALL.into_iter().find(|level| level.name() == name)
     }
 
-    /// The default node label that identifies the level's domains. Racks have none. NVLink domains are labelled by NVIDIA's GPU
-    /// feature discovery.
+    /// The default node label that identifies the level's domains. Racks, blocks and cores have none: their labels depend on the
+    /// cluster's provider. NVLink domains are labelled by NVIDIA's GPU feature discovery.
     #[must_use]
     pub fn default_label(self) -> Option<&'static str> {
         match self {
             Self::Node => Some("kubernetes.io/hostname"),
             Self::NvlinkDomain => Some("nvidia.com/gpu.clique"),
-            Self::Rack => None,
+            Self::Rack | Self::Block | Self::Core => None,
             Self::Zone => Some("topology.kubernetes.io/zone"),
+            Self::Region => Some("topology.kubernetes.io/region"),
         }
     }
 }
 
-/// Location of an instance. Unknown levels are `None`.
+/// Location of an instance, at the levels that routers distinguish. Unknown levels are `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TopologyLocation {
     /// Name of the Kubernetes node.
@@ -65,13 +76,14 @@ pub struct TopologyLocation {
 }
 
 impl TopologyLocation {
-    /// The domain of a level, to be set.
-    pub fn domain_mut(&mut self, level: TopologyLevel) -> &mut Option<String> {
+    /// Sets the domain of a level. Levels that only placement distinguishes are left out.
+    pub fn set(&mut self, level: TopologyLevel, domain: Option<String>) {
         match level {
-            TopologyLevel::Node => &mut self.node,
-            TopologyLevel::NvlinkDomain => &mut self.nvlink_domain,
-            TopologyLevel::Rack => &mut self.rack,
-            TopologyLevel::Zone => &mut self.zone,
+            TopologyLevel::Node => self.node = domain,
+            TopologyLevel::NvlinkDomain => self.nvlink_domain = domain,
+            TopologyLevel::Rack => self.rack = domain,
+            TopologyLevel::Zone => self.zone = domain,
+            TopologyLevel::Block | TopologyLevel::Core | TopologyLevel::Region => {}
         }
     }
 }

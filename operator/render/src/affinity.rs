@@ -157,6 +157,7 @@ mod tests {
             ],
             near: near.iter().map(|name| (*name).to_owned()).collect(),
             spread,
+            automatic: false,
         }
     }
 

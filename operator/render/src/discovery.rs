@@ -9,6 +9,7 @@ use serde_json::json;
 use crate::error::RenderError;
 use crate::gang;
 use crate::group::GroupContext;
+use crate::group_topology::TopologyKey;
 use crate::manifest::Manifest;
 use crate::role::{ResolvedRole, RolePattern, RoleTarget};
 use crate::size_limit_error::SizeLimitError;
@@ -19,6 +20,9 @@ use crate::workload_kind::WorkloadKind;
 struct DiscoveryDocument {
     group: GroupEntry,
     roles: BTreeMap<String, RoleEntry>,
+    /// Topology levels of the group, nearest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    topology: Vec<TopologyKey>,
 }
 
 #[derive(Serialize)]
@@ -106,7 +110,9 @@ fn render_file(
     let entry = GroupEntry { name: group.name.to_owned(), roles: names, size: gang::pods(group) };
     // One line per address, whatever its length, since simple parsers read this file too.
     let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
-    let text = serde_saphyr::to_string_with_options(&DiscoveryDocument { group: entry, roles }, options);
+    let topology = group.topology()?.map(|topology| topology.levels().to_vec()).unwrap_or_default();
+    let document = DiscoveryDocument { group: entry, roles, topology };
+    let text = serde_saphyr::to_string_with_options(&document, options);
     let text = text.map_err(|error| RenderError::DiscoveryFile(error.into()))?;
     if text.len() > MAX_DISCOVERY_FILE {
         return Err(SizeLimitError::DiscoveryFile { bytes: text.len(), limit: MAX_DISCOVERY_FILE }.into());

@@ -4,8 +4,8 @@ use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
 
-use rbg_api::keys;
 use rbg_api::merge::MergeError;
+use rbg_api::{TopologyLevel, keys};
 
 use crate::size_limit_error::SizeLimitError;
 
@@ -18,6 +18,12 @@ pub enum RenderError {
     /// The object requests too many objects.
     #[error(transparent)]
     Limit(#[from] SizeLimitError),
+    /// The queue's name is unusable as a label.
+    #[error(
+        "annotation `{key}`: `{0}` is not the name of a queue: letters a-z, digits, `-` and `.`, at most 63 in all",
+        key = keys::QUEUE
+    )]
+    Queue(String),
     /// The role has no pattern.
     #[error(
         "role `{0}` has none of standalonePattern, leaderWorkerPattern and customComponentsPattern; one is needed"
@@ -105,9 +111,12 @@ pub enum TopologyAnnotationError {
     /// The annotation that the operator writes is not JSON of the expected form.
     #[error(transparent)]
     NotJson(#[from] SharedError<serde_json::Error>),
-    #[error("it has no effect without {}", keys::TOPOLOGY_LADDER)]
+    #[error("it has no effect with {}: none", keys::TOPOLOGY_LADDER)]
     NoLevels,
-    #[error("`{0}` is not a level; use node, nvlink-domain, rack or zone, each optionally with `=LABEL`")]
+    #[error(
+        "`{0}` is not a level; use auto, none, or a list of {levels}, each optionally with `=LABEL`",
+        levels = TopologyLevel::ALL.map(TopologyLevel::name).join(", ")
+    )]
     UnknownLevel(String),
     #[error("{0} has no default label; use `{0}=LABEL` with a label of your nodes")]
     NoDefaultLabel(String),

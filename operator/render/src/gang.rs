@@ -31,7 +31,7 @@ pub fn pod_group(group: GroupContext<'_>) -> Option<Manifest> {
                 let text = |key| group.annotation(key).filter(|text| !text.is_empty());
                 let spec = json!({
                     "minMember": pods(group),
-                    "queue": text(keys::GANG_SCHEDULING_VOLCANO_QUEUE),
+                    "queue": text(keys::GANG_SCHEDULING_VOLCANO_QUEUE).or(text(keys::QUEUE)),
                     "priorityClassName": text(keys::GANG_SCHEDULING_VOLCANO_PRIORITY),
                 });
                 ("scheduling.volcano.sh/v1beta1", "volcano.sh/", spec)

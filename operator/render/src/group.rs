@@ -6,6 +6,7 @@ use rbg_api::v1alpha2::{ClusterEngineRuntimeProfileSpec, RoleBasedGroup};
 use rbg_api::{conversion, keys};
 
 use crate::error::RenderError;
+use crate::group_topology::{GroupTopology, TopologyKey};
 use crate::hash::sha1_hex;
 use crate::manifest::{ManifestMetadata, OwnerRef, StringMap};
 
@@ -30,6 +31,8 @@ pub struct GroupContext<'a> {
     pub(crate) namespace: &'a str,
     pub(crate) profiles: &'a RuntimeProfiles,
     pub(crate) gang_scheduler: GangScheduler,
+    /// Topology levels that the cluster's nodes have labels of.
+    pub(crate) node_levels: &'a [TopologyKey],
 }
 
 impl<'a> GroupContext<'a> {
@@ -44,7 +47,21 @@ impl<'a> GroupContext<'a> {
     ) -> Result<Self, RenderError> {
         let name = object.metadata.name.as_deref().ok_or(RenderError::NoMetadata("name"))?;
         let namespace = object.metadata.namespace.as_deref().ok_or(RenderError::NoMetadata("namespace"))?;
-        Ok(Self { object, name, namespace, profiles, gang_scheduler })
+        Ok(Self { object, name, namespace, profiles, gang_scheduler, node_levels: &[] })
+    }
+
+    /// The group in a cluster whose nodes have labels of these topology levels.
+    #[must_use]
+    pub fn with_node_levels(self, node_levels: &'a [TopologyKey]) -> Self {
+        Self { node_levels, ..self }
+    }
+
+    /// The group's topology levels, if it has any.
+    ///
+    /// # Errors
+    /// [`RenderError::Topology`] if the group's annotations are invalid.
+    pub fn topology(self) -> Result<Option<GroupTopology>, RenderError> {
+        GroupTopology::from_group(self.object, self.node_levels)
     }
 
     /// Hex SHA-1 of `namespace/name`: the label value that identifies the group.

@@ -1,9 +1,8 @@
 //! Topology levels of a group: ordered levels, affinity between roles, and the level over which a role is spread.
 //!
-//! They come from annotations of the group, which are in no revision. The resolved topology of a role is stored in an
-//! annotation of its workload and
-//! instances, from which pods get it at creation ([`crate::affinity`]). A change of the levels therefore restarts no pod:
-//! it applies to pods created later.
+//! They come from annotations of the group, which are in no revision, or from the labels of the cluster's nodes. The resolved topology of
+//! a role is stored in an annotation of its workload and instances, from which pods get it at creation ([`crate::affinity`]). A change of
+//! the levels therefore restarts no pod: it applies to pods created later.
 
 use rbg_api::v1alpha2::{RoleBasedGroup, RoleSpec};
 use rbg_api::{RoleKind, TopologyLevel, keys};
@@ -11,8 +10,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{RenderError, SharedError, TopologyAnnotationError};
 
-/// Value of the spread annotation that turns spreading off.
+/// Value of the annotations that turns levels or spreading off.
 const NONE: &str = "none";
+/// Value of the levels' annotation that takes them from the labels of nodes. Also the default for groups whose pods exchange data.
+const AUTOMATIC: &str = "auto";
 /// Maximum length of a label's name, and of the prefix before its `/`.
 const MAX_NAME: usize = 63;
 const MAX_PREFIX: usize = 253;
@@ -39,6 +40,9 @@ pub struct RoleTopology {
     /// Instances are spread over the domains of the last of these levels. 0: they are not spread.
     #[serde(default)]
     pub spread: usize,
+    /// Whether the levels come from the labels of nodes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub automatic: bool,
 }
 
 impl RoleTopology {
@@ -61,63 +65,89 @@ impl RoleTopology {
 
 /// Topology levels of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct GroupTopology {
+pub struct GroupTopology {
     keys: Vec<TopologyKey>,
     /// Pairs of roles: the first has affinity to the second. `None`: derived from the kinds of the roles.
     near_pairs: Option<Vec<(String, String)>>,
     spread_levels: usize,
+    automatic: bool,
 }
 
 impl GroupTopology {
-    /// Parses a group's annotations; `None` without levels.
-    pub(crate) fn from_group(group: &RoleBasedGroup) -> Result<Option<Self>, RenderError> {
+    /// Resolves a group's annotations; `None` without levels. `node_levels` are those that the cluster's nodes have labels of.
+    ///
+    /// # Errors
+    /// [`RenderError::Topology`] if an annotation is invalid.
+    pub fn from_group(
+        group: &RoleBasedGroup,
+        node_levels: &[TopologyKey],
+    ) -> Result<Option<Self>, RenderError> {
         let invalid = |key, source| RenderError::Topology { key, source };
         let annotations = group.metadata.annotations.as_ref();
         let annotation_value =
             |key| annotations?.get(key).map(|text| text.trim()).filter(|text| !text.is_empty());
-        let Some(text) = annotation_value(keys::TOPOLOGY_LADDER) else {
+        let text = annotation_value(keys::TOPOLOGY_LADDER);
+        if text == Some(NONE) {
             let orphan = [keys::TOPOLOGY_NEAR, keys::TOPOLOGY_SPREAD]
                 .into_iter()
                 .find(|key| annotation_value(key).is_some());
-            return match orphan {
-                Some(key) => Err(invalid(key, TopologyAnnotationError::NoLevels)),
-                None => Ok(None),
-            };
-        };
-        let levels = parse_keys(text).map_err(|error| invalid(keys::TOPOLOGY_LADDER, error))?;
-        let near = annotation_value(keys::TOPOLOGY_NEAR)
+            return orphan.map_or(Ok(None), |key| Err(invalid(key, TopologyAnnotationError::NoLevels)));
+        }
+        let near_pairs = annotation_value(keys::TOPOLOGY_NEAR)
             .map(|text| parse_near_pairs(text, &group.spec.roles))
-            .transpose();
-        let spread = parse_spread(annotation_value(keys::TOPOLOGY_SPREAD), &levels);
-        Ok(Some(Self {
-            near_pairs: near.map_err(|error| invalid(keys::TOPOLOGY_NEAR, error))?,
-            spread_levels: spread.map_err(|error| invalid(keys::TOPOLOGY_SPREAD, error))?,
-            keys: levels,
-        }))
+            .transpose()
+            .map_err(|error| invalid(keys::TOPOLOGY_NEAR, error))?;
+        let listed = text.filter(|text| *text != AUTOMATIC).map(parse_keys).transpose();
+        let listed = listed.map_err(|error| invalid(keys::TOPOLOGY_LADDER, error))?;
+        let automatic = listed.is_none();
+        let keys = listed.unwrap_or_else(|| node_levels.to_vec());
+        let spread_levels = parse_spread(annotation_value(keys::TOPOLOGY_SPREAD), &keys, automatic)
+            .map_err(|error| invalid(keys::TOPOLOGY_SPREAD, error))?;
+        let is_wanted = text.is_some() || near_pairs.is_some() || exchanges_data(&group.spec.roles);
+        let topology = Self { keys, near_pairs, spread_levels, automatic };
+        Ok(Some(topology).filter(|topology| is_wanted && !topology.keys.is_empty()))
+    }
+
+    /// The levels, nearest first.
+    #[must_use]
+    pub fn levels(&self) -> &[TopologyKey] {
+        &self.keys
+    }
+
+    /// Whether the levels come from the labels of nodes.
+    #[must_use]
+    pub fn is_automatic(&self) -> bool {
+        self.automatic
     }
 
     /// Resolves the topology of one role.
     pub(crate) fn role(&self, name: &str, roles: &[RoleSpec]) -> RoleTopology {
         let near = match &self.near_pairs {
             Some(pairs) => pairs.iter().filter(|(from, _)| from == name).map(|(_, to)| to.clone()).collect(),
-            None => {
-                let wanted = related_roles(RoleKind::from_role_name(name));
-                let is_wanted = |role: &&RoleSpec| {
-                    RoleKind::from_role_name(&role.name).is_some_and(|kind| wanted.contains(&kind))
-                };
-                roles.iter().filter(is_wanted).map(|role| role.name.clone()).collect()
-            }
+            None => related(name, roles).map(|role| role.name.clone()).collect(),
         };
-        RoleTopology { levels: self.keys.clone(), near, spread: self.spread_levels }
+        let (levels, automatic) = (self.keys.clone(), self.automatic);
+        RoleTopology { levels, near, spread: self.spread_levels, automatic }
     }
 }
 
-/// The topology levels of a group; empty if it has none.
-///
-/// # Errors
-/// [`RenderError::Topology`] if the group's annotations are invalid.
-pub fn topology_keys(group: &RoleBasedGroup) -> Result<Vec<TopologyKey>, RenderError> {
-    Ok(GroupTopology::from_group(group)?.map(|topology| topology.keys).unwrap_or_default())
+/// Whether pods of the group exchange data, so that their distance matters: roles that transfer KV cache, or instances of several pods.
+/// Single engines without a store do not, and are better placed in different domains.
+fn exchanges_data(roles: &[RoleSpec]) -> bool {
+    roles.iter().any(|role| {
+        let worker_pods = role.leader_worker_pattern.as_ref().and_then(|pattern| pattern.size).unwrap_or(1);
+        let components = role.custom_components_pattern.iter().flat_map(|pattern| &pattern.components);
+        let component_pods = components.map(|component| i64::from(component.size())).sum::<i64>();
+        worker_pods > 1 || component_pods > 1 || related(&role.name, roles).next().is_some()
+    })
+}
+
+/// Roles that a role of this name transfers data to, by the kinds in their names.
+fn related<'a>(name: &str, roles: &'a [RoleSpec]) -> impl Iterator<Item = &'a RoleSpec> {
+    let wanted = related_roles(RoleKind::from_role_name(name));
+    roles
+        .iter()
+        .filter(move |role| RoleKind::from_role_name(&role.name).is_some_and(|kind| wanted.contains(&kind)))
 }
 
 /// Prefills transfer KV cache to decodes; engines read from the store, which needs no network on the same node.
@@ -169,19 +199,30 @@ fn parse_near_pairs(
     text.split(',').map(pair).collect()
 }
 
+/// Number of levels up to the spread level. Automatic levels may lack it.
 fn parse_spread(
     annotation_value: Option<&str>,
     levels: &[TopologyKey],
+    automatic: bool,
 ) -> Result<usize, TopologyAnnotationError> {
     let at = |level: TopologyLevel| levels.iter().position(|key| key.level == level).map(|at| at + 1);
-    match annotation_value {
-        None => Ok(at(TopologyLevel::Node).unwrap_or(0)),
-        Some(NONE) => Ok(0),
-        Some(name) => TopologyLevel::parse(name).and_then(at).ok_or_else(|| {
-            let levels = levels.iter().map(|key| key.level.name()).collect();
-            TopologyAnnotationError::NotOfGroup { level: name.to_owned(), levels }
-        }),
+    let name = match annotation_value {
+        None => return Ok(at(TopologyLevel::Node).unwrap_or(0)),
+        Some(NONE) => return Ok(0),
+        Some(name) => name,
+    };
+    let level = TopologyLevel::parse(name);
+    if automatic && let Some(level) = level {
+        return Ok(at(level).unwrap_or(0));
     }
+    level.and_then(at).ok_or_else(|| {
+        let possible: Vec<TopologyLevel> = match automatic {
+            true => TopologyLevel::ALL.to_vec(),
+            false => levels.iter().map(|key| key.level).collect(),
+        };
+        let levels = possible.into_iter().map(TopologyLevel::name).collect();
+        TopologyAnnotationError::NotOfGroup { level: name.to_owned(), levels }
+    })
 }
 
 /// `[prefix/]name`, as Kubernetes defines label keys.
@@ -217,7 +258,7 @@ mod tests {
     }
 
     fn topology(annotations: &[(&str, &str)]) -> Result<Option<GroupTopology>, String> {
-        GroupTopology::from_group(&group(annotations)).map_err(|error| error.to_string())
+        GroupTopology::from_group(&group(annotations), &[]).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -261,7 +302,7 @@ mod tests {
     #[test]
     fn errors_name_the_invalid_value() {
         for (key, value, text) in [
-            (keys::TOPOLOGY_LADDER, "host", "`host` is not a level; use node, nvlink-domain, rack or zone"),
+            (keys::TOPOLOGY_LADDER, "host", "`host` is not a level; use auto, none, or a list of node,"),
             (keys::TOPOLOGY_LADDER, "node,", "`` is not a level"),
             (keys::TOPOLOGY_LADDER, "rack", "rack has no default label; use `rack=LABEL`"),
             (keys::TOPOLOGY_LADDER, "rack=", "`` is not a label key"),
@@ -276,8 +317,37 @@ mod tests {
             let error = topology(&[(keys::TOPOLOGY_LADDER, "node"), (key, value)]).unwrap_err();
             assert!(error.contains(text) && error.contains(key), "{error}");
         }
-        let orphan = topology(&[(keys::TOPOLOGY_NEAR, "prefill:decode")]).unwrap_err();
-        assert!(orphan.contains("without moongate.io/topology-ladder"), "{orphan}");
+        let orphan = [(keys::TOPOLOGY_LADDER, "none"), (keys::TOPOLOGY_NEAR, "prefill:decode")];
+        let orphan = topology(&orphan).unwrap_err();
+        assert!(orphan.contains("with moongate.io/topology-ladder: none"), "{orphan}");
+        let unknown = topology(&[(keys::TOPOLOGY_SPREAD, "host")]).unwrap_err();
+        assert!(unknown.contains("`host` is not a level"), "{unknown}");
+    }
+
+    #[test]
+    fn levels_of_nodes_are_the_default() {
+        let node_levels = parse_keys("node,nvlink-domain,rack=r").unwrap();
+        let of = |annotations: &[(&str, &str)], roles: serde_json::Value| {
+            let mut group = group(annotations);
+            group.spec.roles = serde_json::from_value(roles).unwrap();
+            GroupTopology::from_group(&group, &node_levels).unwrap().map(|topology| {
+                let levels = topology.levels().iter().map(|key| key.level.name());
+                (levels.collect::<Vec<_>>().join(" "), topology.spread_levels, topology.automatic)
+            })
+        };
+        let pair = json!([{ "name": "prefill" }, { "name": "decode" }]);
+        let plain = json!([{ "name": "worker", "replicas": 4 }]);
+        let workers = json!([{ "name": "worker", "leaderWorkerPattern": { "size": 2 } }]);
+        let all = Some(("node nvlink-domain rack".to_owned(), 1, true));
+        assert_eq!(of(&[], pair.clone()), all);
+        assert_eq!(of(&[], workers), all);
+        assert_eq!(of(&[], plain.clone()), None, "these pods exchange no data");
+        assert_eq!(of(&[(keys::TOPOLOGY_LADDER, "auto")], plain), all);
+        assert_eq!(of(&[(keys::TOPOLOGY_LADDER, "none")], pair.clone()), None);
+        let listed = [(keys::TOPOLOGY_LADDER, "rack=x")];
+        assert_eq!(of(&listed, pair.clone()), Some(("rack".to_owned(), 0, false)));
+        let spread = |level| of(&[(keys::TOPOLOGY_SPREAD, level)], pair.clone()).unwrap().1;
+        assert_eq!((spread("rack"), spread("zone"), spread("none")), (3, 0, 0));
     }
 
     proptest! {

@@ -15,13 +15,15 @@ const MAX_NAME: usize = 63;
 const IN_PLACE_UPDATE_READY: &str = "RoleInstanceInPlaceUpdateReady";
 
 /// Annotations that instances inherit from their set.
-const INHERITED: [&str; 7] = [
+const INHERITED: [&str; 9] = [
     keys::INSTANCE_GANG_SCHEDULING,
     keys::INPLACE_SCHEDULING,
     keys::INPLACE_SCHEDULING_GRANULARITY,
     keys::INPLACE_SCHEDULING_AVOID,
     keys::GRACE_PERIOD_SECONDS,
     keys::TOPOLOGY,
+    keys::KUEUE_QUEUE,
+    keys::VOLCANO_QUEUE,
     conversion::ORIGIN,
 ];
 

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::manifest::{Manifest, ManifestMetadata, OwnerRef, StringMap};
 use crate::pod_name::{label, pod_name, position, role_type};
-use crate::{RenderError, affinity, environment, legacy, ports};
+use crate::{RenderError, affinity, environment, legacy, ports, queue};
 
 /// Readiness gates of every pod: it is not being updated, and all pods of its instance are ready.
 const GATES: [&str; 2] = ["InPlaceUpdateReady", "InstancePodReady"];
@@ -57,6 +57,7 @@ pub fn pod(
         }
     }
     affinity::add_pod_affinity(&mut template, instance, component, id)?;
+    queue::add_to_pod(instance, &mut template);
     if template.annotation(keys::GROUP_EXCLUSIVE_TOPOLOGY).is_none() {
         apply_node_placement(&mut template, placement);
     }

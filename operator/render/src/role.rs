@@ -7,7 +7,7 @@ use rbg_api::{IntOrPercent, keys};
 
 use crate::error::RenderError;
 use crate::group::GroupContext;
-use crate::group_topology::{GroupTopology, RoleTopology};
+use crate::group_topology::RoleTopology;
 use crate::manifest::StringMap;
 use crate::names::RoleNames;
 use crate::revision;
@@ -188,9 +188,8 @@ impl<'a> ResolvedRole<'a> {
             Some(preserved) if preserved.is_empty() => Ok(None),
             Some(preserved) => RoleTopology::parse(preserved).map(Some),
             None => {
-                let group = self.group.object;
-                Ok(GroupTopology::from_group(group)?
-                    .map(|topology| topology.role(&self.spec.name, &group.spec.roles)))
+                let topology = self.group.topology()?;
+                Ok(topology.map(|topology| topology.role(&self.spec.name, &self.group.object.spec.roles)))
             }
         }
     }

@@ -29,17 +29,24 @@ pub fn render_workload(
     let metadata = ManifestMetadata {
         name: &role.names.workload,
         namespace: role.group.namespace,
-        labels: labels(role, preserved),
+        labels: labels(role, preserved)?,
         annotations: annotations(role, target, preserved)?,
         owner: Some(&owner),
     };
     Ok(Manifest::new(role.kind.api_version(), role.kind.kind(), metadata, json!({ "spec": spec })))
 }
 
-fn labels(role: &ResolvedRole<'_>, preserved: &PreservedFields) -> StringMap {
+fn labels(role: &ResolvedRole<'_>, preserved: &PreservedFields) -> Result<StringMap, RenderError> {
     let mut labels = role.spec.labels.clone();
     labels.extend(preserved.selector.clone().unwrap_or_else(|| role.selector()));
     labels.insert(role.revision_label(), role.revision());
+    // Kueue admits workloads of other kinds by a label.
+    if role.kind != WorkloadKind::RoleInstanceSet
+        && role.group.queue_key() == keys::KUEUE_QUEUE
+        && let Some(queue) = role.group.queue()?
+    {
+        labels.insert(keys::KUEUE_QUEUE.to_owned(), queue.to_owned());
+    }
     if role.kind == WorkloadKind::RoleInstanceSet {
         let role_type = match role.pattern {
             RolePattern::Standalone(_) => "PodTemplate",
@@ -51,7 +58,7 @@ fn labels(role: &ResolvedRole<'_>, preserved: &PreservedFields) -> StringMap {
             labels.insert(keys::RBG_OWNER_UID.to_owned(), role.group.owner(true).uid);
         }
     }
-    labels
+    Ok(labels)
 }
 
 fn annotations(
@@ -63,6 +70,9 @@ fn annotations(
     annotations.insert(keys::ROLE_SIZE.to_owned(), target.replicas.to_string());
     if let Some(topology) = role.topology(preserved)? {
         annotations.insert(keys::TOPOLOGY.to_owned(), topology.text());
+    }
+    if let Some(queue) = role.group.queue()? {
+        annotations.insert(role.group.queue_key().to_owned(), queue.to_owned());
     }
     if role.kind == WorkloadKind::RoleInstanceSet {
         let pattern = role.instance_pattern().unwrap_or("Stateful").to_owned();

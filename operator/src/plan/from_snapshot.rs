@@ -140,6 +140,7 @@ fn group(snapshot: &ResourceSnapshot, settings: PlanSettings, now: Timestamp) ->
         },
         pods: &|| group_pods(snapshot),
         nodes: &|name| node_labels(snapshot, name),
+        node_levels: snapshot.node_levels(),
         live: &|kind, name| named(snapshot, kind, name).and_then(|live| live.read()),
         ports: snapshot.ports(),
         is_absent: &|kind| snapshot.is_absent(kind),

@@ -1,12 +1,14 @@
-//! PodGroup of a group with gang scheduling.
+//! Pods that are scheduled together: the PodGroup of a group, and groups of pods in Kueue.
 
-use moongate_render::{GangScheduler, GroupContext, pod_group};
+use k8s_openapi::api::core::v1::Pod;
+use moongate_render::{GangScheduler, GroupContext, Manifest, kueue_group_name, pod_group};
 use rbg_api::keys;
 use rbg_api::v1alpha2::{CoordinatedPolicySpec, InstanceComponent, RoleInstance};
 
 use super::group::{GroupInput, GroupPlanError, apply_if_changed};
-use super::{ReconcilePlan, WriteAction};
+use super::{InstanceInput, ReconcilePlan, WriteAction};
 use crate::ResourceKind;
+use crate::status::pod_label;
 
 pub(super) fn plan(
     input: GroupInput<'_>,
@@ -49,9 +51,37 @@ pub(super) fn is_gang(instance: &RoleInstance) -> bool {
 }
 
 /// Whether the component's pods are scheduled together with all others, so that none can wait until another is up.
-pub(super) fn is_scheduled_together(component: &InstanceComponent) -> bool {
+pub(super) fn is_scheduled_together(instance: &RoleInstance, component: &InstanceComponent) -> bool {
     let template = &component.template;
-    template.label(keys::POD_GROUP).is_some() || template.annotation(keys::VOLCANO_POD_GROUP).is_some()
+    template.label(keys::POD_GROUP).is_some()
+        || template.annotation(keys::VOLCANO_POD_GROUP).is_some()
+        || is_kueue_gang(instance)
+}
+
+/// Whether Kueue admits the instance's pods together.
+fn is_kueue_gang(instance: &RoleInstance) -> bool {
+    let annotations = instance.metadata.annotations.as_ref();
+    let has_queue =
+        annotations.and_then(|all| all.get(keys::KUEUE_QUEUE)).is_some_and(|queue| !queue.is_empty());
+    has_queue && is_gang(instance) && size(instance) > 1
+}
+
+fn size(instance: &RoleInstance) -> i32 {
+    instance.spec.components.iter().map(InstanceComponent::size).fold(0, i32::saturating_add)
+}
+
+/// Makes new pods of an instance members of the group of pods that Kueue admits together: that of its other pods, or a new one. Pods
+/// that are created again need a new one, since Kueue considers the previous one finished.
+pub(super) fn join_kueue_group(input: InstanceInput<'_>, pods: &[&Pod], new: &mut [Manifest]) {
+    let instance = input.instance;
+    if !is_kueue_gang(instance) {
+        return;
+    }
+    let present = pods.iter().find_map(|pod| pod_label(pod, keys::KUEUE_POD_GROUP));
+    let name = instance.metadata.name.as_deref().unwrap_or_default();
+    let created = || kueue_group_name(name, input.now.as_second());
+    let group = present.map_or_else(created, str::to_owned);
+    new.iter_mut().for_each(|pod| moongate_render::join_kueue_group(pod, &group, size(instance)));
 }
 
 /// A gang needs all its pods to be scheduled: a policy cannot scale its roles step by step.

@@ -8,11 +8,10 @@ use k8s_openapi::jiff::Timestamp;
 use moongate_render::revision::{RevisionMetadata, SpecRevision};
 use moongate_render::{
     GangScheduler, GroupContext, Manifest, PreservedFields, RenderError, ResolvedRole, RoleNames,
-    RuntimeProfiles, SizeLimits, WorkloadKind, coordinated_policy, discovery_config_map, headless_service,
-    pod_group, scaling_adapter,
+    RuntimeProfiles, SizeLimits, TopologyKey, WorkloadKind, coordinated_policy, discovery_config_map,
+    headless_service, pod_group, scaling_adapter,
 };
 use rbg_api::conversion::{FoldedGroup, fold_group};
-use rbg_api::template::member_object;
 use rbg_api::v1alpha2::{CoordinatedPolicySpec, RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleSpec};
 use rbg_api::{Condition, keys};
 use serde_json::Value;
@@ -20,7 +19,7 @@ use serde_json::Value;
 use super::desired_roles::{DesiredRole, RoleWithWorkload, desired_roles, is_observed};
 use super::{
     NodeLabelLookup, PlanError, ReconcilePlan, WriteAction, adapter, gang, pod_locations, ports, profiles,
-    revisions, shrink, stateful,
+    revisions, shrink, stateful, topology,
 };
 use crate::ResourceKind;
 use crate::resource_cache::PortTable;
@@ -51,6 +50,8 @@ pub struct GroupInput<'a> {
     pub pods: &'a dyn Fn() -> Vec<Pod>,
     /// Labels of the nodes that they run on.
     pub nodes: NodeLabelLookup<'a>,
+    /// Topology levels that the cluster's nodes have labels of.
+    pub node_levels: &'a [TopologyKey],
     /// Pods that other controllers created for the workload with that UID.
     pub foreign_pods: &'a dyn Fn(&str) -> Vec<Pod>,
     /// Any other object of the group's namespace.
@@ -60,6 +61,13 @@ pub struct GroupInput<'a> {
     /// Whether the cluster does not serve a kind.
     pub is_absent: &'a dyn Fn(ResourceKind) -> bool,
     pub now: Timestamp,
+}
+
+impl<'a> GroupInput<'a> {
+    /// The group, with these profiles, as what is rendered for it depends on.
+    pub(super) fn context(self, profiles: &'a RuntimeProfiles) -> Result<GroupContext<'a>, PlanError> {
+        Ok(GroupContext::new(self.group, profiles, self.gang)?.with_node_levels(self.node_levels))
+    }
 }
 
 /// Plans one group. An invalid spec changes only the status, which contains the error.
@@ -74,6 +82,9 @@ pub fn group(input: GroupInput<'_>) -> ReconcilePlan {
     let input = GroupInput { group: folded.as_ref().map_or(input.group, |folded| &folded.group), ..input };
     let as_run = with_running_patterns(input.group, input.workloads);
     let input = GroupInput { group: as_run.as_ref().unwrap_or(input.group), ..input };
+    let stored_levels = topology::stored_levels(input.workloads);
+    let node_levels = if input.node_levels.is_empty() { &stored_levels } else { input.node_levels };
+    let input = GroupInput { node_levels, ..input };
     let mut states = Vec::new();
     let refused = plan_roles(input, &mut plan, &mut states).err();
     if refused.is_some() {
@@ -89,6 +100,7 @@ pub fn group(input: GroupInput<'_>) -> ReconcilePlan {
     status::aggregate_scaling_in(&mut after.conditions, parts.clone(), input.now);
     if spec_error.is_none() {
         status::aggregate_stalled(&mut after.conditions, parts, input.now);
+        topology::set_condition(input, &mut after.conditions);
     }
     let name = input.group.metadata.name.as_deref().unwrap_or_default();
     plan.status(ResourceKind::Group, name, input.group.status.as_ref(), &after);
@@ -161,7 +173,7 @@ fn plan_roles(
     plan: &mut ReconcilePlan,
     states: &mut Vec<ObservedRoleStatus>,
 ) -> Result<(), GroupPlanError> {
-    let group = GroupContext::new(input.group, input.profiles, input.gang)?;
+    let group = input.context(input.profiles)?;
     check_dependencies(input.group)?;
     let roles = live_roles(input, group)?;
     let replicas = |spec| adapter::replicas(input.adapters, spec).unwrap_or(spec.replicas);
@@ -175,7 +187,7 @@ fn plan_roles(
     let file =
         (input.live)(ResourceKind::ConfigMap, input.group.metadata.name.as_deref().unwrap_or_default());
     if let Some(manifest) =
-        discovery_config_map(group, &now, &pod_locations::group_locations(input, file.as_ref())?)?
+        discovery_config_map(group, &now, &pod_locations::group_locations(input, group, file.as_ref())?)?
     {
         apply_if_changed(&manifest, file, plan, "the discovery file");
     }
@@ -188,7 +200,7 @@ fn plan_roles(
         let mut manifest = profiles::workload(input, spec, role, &target.current, (*live, &preserved))?;
         ports::allocate_role_ports(input, &mut manifest, *live, plan)?;
         stateful::plan_rollout(input, role_with_workload, target, &mut manifest);
-        remove_topology_annotation(&mut manifest, *live);
+        topology::remove_annotations(&mut manifest, *live);
         shrink::record(target, &mut manifest);
         states.push(state(role, target, *live, &manifest));
         wanted.push((spec, role, target, live, manifest));
@@ -336,14 +348,6 @@ fn preserved_fields(live: Option<&Value>, role: &ResolvedRole<'_>) -> PreservedF
         selector,
         legacy: Some(labels.get(keys::legacy::GROUP_NAME).is_some()),
         topology: is_of_revision(live, role).then(|| created_with.to_owned()),
-    }
-}
-
-/// Empties the annotation of a workload whose topology was removed: server-side apply would keep an omitted annotation.
-fn remove_topology_annotation(manifest: &mut Manifest, live: Option<&Value>) {
-    if live.is_some_and(|live| live["metadata"]["annotations"].get(keys::TOPOLOGY).is_some()) {
-        let metadata = member_object(&mut manifest.0, "metadata");
-        member_object(metadata, "annotations").entry(keys::TOPOLOGY).or_insert_with(|| "".into());
     }
 }
 

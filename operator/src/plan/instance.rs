@@ -157,9 +157,9 @@ fn scale(
     }
     let gang = gang::is_gang(live);
     let may_start = |component: &&InstanceComponent| {
-        gang::is_scheduled_together(component) || order.may_start(component, pods)
+        gang::is_scheduled_together(live, component) || order.may_start(component, pods)
     };
-    let mut missing = Vec::new();
+    let (mut missing, mut reasons) = (Vec::new(), Vec::new());
     for component in live.spec.components.iter().filter(may_start) {
         for id in 0..component.size() {
             let name = pod_name(live, &component.name, id);
@@ -171,11 +171,14 @@ fn scale(
                 continue;
             }
             let placement = node_affinity::placement(live, component, &name);
-            let manifest = pod::pod(live, component, id, &revision.hash, &placement)?;
-            missing.push((WriteAction::Create(manifest), format!("pod {name} is missing")));
+            missing.push(pod::pod(live, component, id, &revision.hash, &placement)?);
+            reasons.push(format!("pod {name} is missing"));
         }
     }
-    missing.into_iter().for_each(|(action, reason)| plan.push(action, reason));
+    gang::join_kueue_group(input, pods, &mut missing);
+    for (pod, reason) in missing.into_iter().zip(reasons) {
+        plan.push(WriteAction::Create(pod), reason);
+    }
     Ok(plan.steps.len() > before)
 }
 

@@ -26,6 +26,7 @@ mod revisions;
 mod set;
 mod shrink;
 mod stateful;
+mod topology;
 mod unordered;
 mod warmup;
 

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
-use moongate_render::{PodLocations, RoleTopology, TopologyKey, parse_locations, topology_keys};
+use moongate_render::{GroupContext, PodLocations, RoleTopology, TopologyKey, parse_locations};
 use rbg_api::{TopologyLevel, TopologyLocation, keys};
 use serde_json::{Map, Value};
 
@@ -20,12 +20,10 @@ pub type NodeLabelLookup<'a> = &'a dyn Fn(&str) -> Option<BTreeMap<String, Strin
 /// written once for all of them.
 pub(super) fn group_locations(
     input: GroupInput<'_>,
+    group: GroupContext<'_>,
     file: Option<&Value>,
 ) -> Result<PodLocations, PlanError> {
-    let keys_of_group = topology_keys(input.group)?;
-    if keys_of_group.is_empty() {
-        return Ok(PodLocations::new());
-    }
+    let Some(topology) = group.topology()? else { return Ok(PodLocations::new()) };
     let pods = (input.pods)();
     let text = file.and_then(|file| file["data"]["config.yaml"].as_str());
     let published = text.map(parse_locations).unwrap_or_default();
@@ -34,7 +32,7 @@ pub(super) fn group_locations(
     }
     let locate = |pod: &Pod| {
         let name = pod.metadata.name.clone()?;
-        let location = pod_location(&keys_of_group, pod, input.nodes)?;
+        let location = pod_location(topology.levels(), pod, input.nodes)?;
         // Keep the published location of a node that is not in the cache.
         let is_uncached = location.node.as_deref().is_some_and(|node| (input.nodes)(node).is_none());
         let same =
@@ -62,10 +60,10 @@ fn pod_location(
     let labels = nodes(&node).unwrap_or_default();
     let mut location = TopologyLocation::default();
     for key in keys_of_group {
-        *location.domain_mut(key.level) = labels.get(&key.label).cloned();
+        location.set(key.level, labels.get(&key.label).cloned());
     }
     // The node's name, regardless of its hostname label: sources without access to nodes use the name, too.
-    *location.domain_mut(TopologyLevel::Node) = Some(node);
+    location.set(TopologyLevel::Node, Some(node));
     Some(location)
 }
 

@@ -5,7 +5,7 @@
 //! created with, and these apply until the role itself changes.
 
 use moongate_render::{
-    GroupContext, Manifest, PreservedFields, ResolvedRole, RoleTarget, RuntimeProfiles, render_workload,
+    Manifest, PreservedFields, ResolvedRole, RoleTarget, RuntimeProfiles, render_workload,
 };
 use rbg_api::keys;
 use rbg_api::template::member_object;
@@ -28,7 +28,7 @@ pub(super) fn workload(
         return render_workload(role, target, stored);
     }
     let profiles = role_profiles(spec, &role.revision(), input.profiles, live);
-    let group = GroupContext::new(input.group, &profiles, input.gang)?;
+    let group = input.context(&profiles)?;
     let role = ResolvedRole::with_names(group, spec, role.names().clone())?;
     let mut manifest = render_workload(&role, target, stored)?;
     let created_with = serde_json::to_string(&profiles).unwrap_or_default();

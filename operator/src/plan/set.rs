@@ -76,7 +76,7 @@ pub fn set(input: InstanceSetInput<'_>) -> Result<ReconcilePlan, PlanError> {
         unordered::plan(&view, &own_instances, &mut plan)?;
     }
     lifecycle::finish_transitions(&view, &own_instances, &mut plan);
-    own_instances.iter().for_each(|instance| propagate_topology(set, instance, &mut plan));
+    own_instances.iter().for_each(|instance| propagate_placement(set, instance, &mut plan));
     let facts = observe(&view, &own_instances);
     let in_use: BTreeSet<&str> = input.instances.iter().filter_map(revision_label).collect();
     let limit = set.spec.revision_history_limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(10);
@@ -96,12 +96,15 @@ pub fn set(input: InstanceSetInput<'_>) -> Result<ReconcilePlan, PlanError> {
     Ok(plan)
 }
 
-/// The topology annotation is in no revision: instances inherit it from their set, and pods get it when they are created.
-fn propagate_topology(set: &RoleInstanceSet, instance: &RoleInstance, plan: &mut ReconcilePlan) {
-    fn topology(metadata: &ObjectMeta) -> Option<&String> {
-        metadata.annotations.as_ref()?.get(keys::TOPOLOGY)
-    }
-    let wanted = topology(&set.metadata);
+/// Annotations for the placement of pods are in no revision: instances inherit them from their set, and pods get them when they are created.
+fn propagate_placement(set: &RoleInstanceSet, instance: &RoleInstance, plan: &mut ReconcilePlan) {
+    let value = |metadata: &ObjectMeta, key: &str| metadata.annotations.as_ref()?.get(key).cloned();
+    let differs = |key: &&str| value(&set.metadata, key) != value(&instance.metadata, key);
+    let changed: serde_json::Map<String, Value> = keys::PLACEMENT
+        .into_iter()
+        .filter(differs)
+        .map(|key| (key.to_owned(), value(&set.metadata, key).into()))
+        .collect();
     let name = instance.metadata.name.clone().unwrap_or_default();
     // An instance that is replaced or deleted in this plan needs no patch.
     let is_written = |step: &super::PlanStep| match &step.action {
@@ -109,11 +112,10 @@ fn propagate_topology(set: &RoleInstanceSet, instance: &RoleInstance, plan: &mut
         _ => false,
     };
     let is_deleting = instance.metadata.deletion_timestamp.is_some();
-    if wanted == topology(&instance.metadata) || is_deleting || plan.steps.iter().any(is_written) {
+    if changed.is_empty() || is_deleting || plan.steps.iter().any(is_written) {
         return;
     }
-    let body =
-        json!({ "metadata": { "uid": instance.metadata.uid, "annotations": { keys::TOPOLOGY: wanted } } });
+    let body = json!({ "metadata": { "uid": instance.metadata.uid, "annotations": changed } });
     let reason = format!("{name}: placement of its future pods has changed");
     plan.push(WriteAction::Patch { kind: ResourceKind::Instance, name, status: false, body }, reason);
 }

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
+use moongate_render::TopologyKey;
 
 use super::{ObservedResource, PortTable, ResourceCache, ResourceKey};
 use crate::ResourceKind;
@@ -26,6 +27,7 @@ pub struct ResourceSnapshot {
     /// Last hook responses of pods, by UID.
     hook_results: HashMap<String, (HookCall, HookResult)>,
     ports: Arc<PortTable>,
+    node_levels: Arc<[TopologyKey]>,
 }
 
 impl ResourceSnapshot {
@@ -75,6 +77,12 @@ impl ResourceSnapshot {
     pub fn ports(&self) -> &PortTable {
         &self.ports
     }
+
+    /// Topology levels that the cluster's nodes have labels of.
+    #[must_use]
+    pub fn node_levels(&self) -> &[TopologyKey] {
+        &self.node_levels
+    }
 }
 
 impl ResourceCache {
@@ -90,6 +98,7 @@ impl ResourceCache {
             absent: self.absent.clone(),
             hook_results: HashMap::new(),
             ports: Arc::clone(&self.ports),
+            node_levels: Arc::clone(self.node_labels.levels()),
         };
         self.add_references(&subject, &mut snapshot);
         match key.kind {

@@ -7,11 +7,23 @@ scaleDown:
   policies: [{ type: Pods, value: 1, periodSeconds: 300 }]
 {{- end }}
 
+{{/* Target of a role that sets none. The two roles of a pair have different ones: with one metric for both, a lack of decodes would also
+start prefills. */}}
+{{- define "moongate.autoscaling.default" -}}
+{{- get (dict "prefill" "pendingPrefillTokens: 60000" "decode" "runningRequests: 64" "plain" "queueSeconds: 1") . -}}
+{{- end }}
+
 {{/* Targets, as a list of metric (a recording rule), labels, type and value. The autoscaler follows the one that demands most engines. */}}
 {{- define "moongate.autoscaling.targets" -}}
-{{- $autoscaling := .engine.autoscaling }}
+{{- $mode := .engine.mode | default "plain" }}
+{{- $keys := list "queueSeconds" "ttftSeconds" "pendingPrefillTokens" "runningRequests" "decodeTokens" }}
+{{- $autoscaling := dict }}
+{{- range $key := $keys }}
+{{- with get $.engine.autoscaling $key }}{{ $_ := set $autoscaling $key . }}{{ end }}
+{{- end }}
+{{- if not $autoscaling }}{{ $autoscaling = include "moongate.autoscaling.default" $mode | fromYaml }}{{ end }}
 {{- $job := dict "job" (printf "%s-gateway" (include "moongate.name" .root)) }}
-{{- $role := merge (dict "role" (.engine.mode | default "plain")) $job }}
+{{- $role := merge (dict "role" $mode) $job }}
 {{- $perEngine := dict "pendingPrefillTokens" "moongate_role_pending_prefill_tokens" "runningRequests" "moongate_role_requests_in_flight" "decodeTokens" "moongate_role_active_decode_tokens" }}
 {{- $targets := list }}
 {{- with $autoscaling.queueSeconds }}
@@ -24,9 +36,6 @@ scaleDown:
 {{- with get $autoscaling $key }}
 {{- $targets = append $targets (dict "metric" $metric "labels" $role "type" "AverageValue" "value" .) }}
 {{- end }}
-{{- end }}
-{{- if not $targets }}
-{{- $targets = list (dict "metric" "moongate_queue_seconds" "labels" $job "type" "Value" "value" 1) }}
 {{- end }}
 {{- toJson $targets }}
 {{- end }}

@@ -1,4 +1,4 @@
-//! Every file of upstream's examples, of both versions, is applied unchanged; every group and set in it becomes ready and
+//! Every file of upstream's examples, of both versions, and of ours is applied unchanged; every group and set in it becomes ready and
 //! has the objects that upstream's controller creates.
 
 use std::collections::BTreeMap;
@@ -6,20 +6,24 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, stream};
+use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use kube::api::{
     Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams,
 };
 use moongate_operator::{OperatorOptions, ResourceKind};
 use moongate_testkit::{ControlPlane, FakeKubelet, KubeletTimings, TestNamespace};
+use rbg_api::keys;
 use rbg_api::v1alpha2::RoleBasedGroup;
 use serde_json::{Value, json};
 
 use super::external_kinds::define;
 use super::published_manifests::{converts, webhooks};
-use super::{condition_is, eventually, install, objects, run_with_operator};
+use super::test_operator::TestOperator;
+use super::{condition_is, eventually, install, objects, pods, run_with_operator};
 
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/examples");
+const OWN_EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
 /// Number of files to apply concurrently.
 const FILES: usize = 4;
 /// The example whose objects were recorded.
@@ -27,8 +31,8 @@ const RECORDED: (&str, &str) = ("pd-disagg-kvcache-reuse-with-mooncake.yaml", "v
 /// Timeout for one file, while others run.
 const TEST_TIMEOUT: Duration = Duration::from_secs(300);
 
-fn files() -> Vec<PathBuf> {
-    let mut folders = vec![PathBuf::from(EXAMPLES)];
+fn files(folder: &str) -> Vec<PathBuf> {
+    let mut folders = vec![PathBuf::from(folder)];
     let mut files = Vec::new();
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).unwrap() {
@@ -164,8 +168,9 @@ async fn every_example_converges_to_upstreams_objects() {
     }
     let webhooks = webhooks(&system).await;
     let options = OperatorOptions { kubeconfig: Some(plane.kubeconfig()), ..OperatorOptions::default() };
-    let files = files();
+    let mut files = files(EXAMPLES);
     assert!(files.len() > 60, "only {}", files.len());
+    files.extend(self::files(OWN_EXAMPLES));
     let story = async {
         converts(&system).await;
         // Files use profiles from other files.
@@ -179,4 +184,50 @@ async fn every_example_converges_to_upstreams_objects() {
     };
     run_with_operator(options, story).await;
     webhooks.token().cancel();
+}
+
+/// A pod has what the template claims from DRA drivers, also if the template is one of the group's.
+#[tokio::test(flavor = "multi_thread")]
+async fn our_examples_run_and_keep_resource_claims() {
+    let stage = TestOperator::begin("own-examples").await;
+    let names = |file: &PathBuf| file.file_stem().unwrap().to_str().unwrap().to_owned();
+    let files = files(OWN_EXAMPLES);
+    assert_eq!(
+        files.iter().map(names).collect::<Vec<_>>(),
+        ["attention-ffn-vllm", "expert-parallel-sglang", "expert-parallel-vllm", "nvlink-compute-domain"]
+    );
+    for file in &files {
+        apply(&stage.client, &stage.namespace.name, file).await;
+    }
+    eventually("all groups are ready", async || {
+        let (unready, count) = unready(&stage.namespace).await;
+        (unready.is_empty() && count == files.len()).then_some(())
+    })
+    .await;
+    let pods = pods(&stage.client).await;
+    let of_group = |group: &str| {
+        let is_of = |pod: &&Pod| pod.metadata.labels.as_ref().unwrap()[keys::GROUP_NAME] == group;
+        pods.iter().filter(is_of).collect::<Vec<_>>()
+    };
+    assert_eq!(["afd", "wide-ep", "vllm-ep", "pair"].map(|group| of_group(group).len()), [2, 6, 2, 3]);
+    for pod in of_group("pair") {
+        let spec = pod.spec.as_ref().unwrap();
+        let claim = &spec.resource_claims.as_ref().unwrap()[0];
+        assert_eq!(
+            (claim.name.as_str(), claim.resource_claim_template_name.as_deref()),
+            ("channel", Some("pair-channel"))
+        );
+        let resources = spec.containers[0].resources.as_ref().unwrap();
+        assert_eq!(resources.claims.as_ref().unwrap()[0].name, "channel");
+    }
+    let arguments = of_group("afd").into_iter().map(|pod| {
+        let role = pod.metadata.annotations.as_ref().unwrap()["moongate.io/role"].clone();
+        (role, pod.spec.as_ref().unwrap().containers[0].args.as_ref().unwrap().last().unwrap().clone())
+    });
+    for (role, config) in arguments {
+        // Only the attention pod gets requests.
+        assert!(config.contains(if role == "plain" { r#""role":"attention""# } else { r#""role":"ffn""# }));
+        assert!(config.contains(r#""host":"$(RBG_ROLE_INSTANCE_NAME)-ffn-0.s-afd-worker""#), "{config}");
+    }
+    stage.end().await;
 }

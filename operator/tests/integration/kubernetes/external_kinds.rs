@@ -1,6 +1,7 @@
 //! Kinds of other projects, and scheduling of a group's pods.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -63,6 +64,28 @@ async fn gang_gets_a_pod_group_once_the_kind_is_served() {
     assert_eq!(live(&pod_groups, "g").await["spec"]["minMember"], 3);
     for pod in pods(&stage.client).await {
         assert_eq!(pod.metadata.labels.unwrap()[rbg_api::keys::POD_GROUP], "g");
+    }
+
+    // An edit reaches the PodGroup at once: nothing polls.
+    for (patch, field, value) in [
+        (
+            json!({ "spec": { "roles": [role("a", 3, "engine:1"), role("b", 1, "engine:1")] } }),
+            "minMember",
+            4,
+        ),
+        (
+            json!({ "metadata": { "annotations": { rbg_api::keys::GANG_SCHEDULING_TIMEOUT: "90" } } }),
+            "scheduleTimeoutSeconds",
+            90,
+        ),
+    ] {
+        let started = Instant::now();
+        groups.patch("g", &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+        eventually(field, async || (live(&pod_groups, "g").await["spec"][field] == value).then_some(()))
+            .await;
+        let elapsed = started.elapsed();
+        eprintln!("{field} reached the PodGroup after {elapsed:?}");
+        assert!(elapsed < Duration::from_secs(1), "{field}: {elapsed:?}");
     }
 
     let none = json!({ "metadata": { "annotations": { rbg_api::keys::GANG_SCHEDULING: null } } });

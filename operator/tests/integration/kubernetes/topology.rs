@@ -94,6 +94,48 @@ async fn is_told(stage: &TestOperator) {
     }
 }
 
+/// Two racks of two NVLink domains of two nodes, with the labels of NVIDIA's tools.
+#[tokio::test(flavor = "multi_thread")]
+async fn levels_come_from_the_labels_of_nodes() {
+    let mut stage = TestOperator::begin("labels").await;
+    stage.kubelet = None;
+    for (rack, clique) in [("1", "a"), ("1", "b"), ("2", "c"), ("2", "d")] {
+        for host in ["0", "1"] {
+            let labels = json!({ "nvidia.com/gpu.clique": format!("{clique}.0"),
+                "fabric.topograph.run/tier-0": rack, "topology.kubernetes.io/zone": "z" });
+            node(&stage.client, "labels", &format!("{rack}{clique}{host}"), labels, 20).await;
+        }
+    }
+    stage.kubelet = Some(FakeKubelet::start_for_scheduled(stage.client.clone(), KubeletTimings::default()));
+    let groups: Api<RoleBasedGroup> = stage.api();
+    groups.create(&PostParams::default(), &group(roles("labels", 2))).await.unwrap();
+    let settled = settled(&groups).await;
+    let conditions = settled.status.unwrap().conditions;
+    let levels = conditions.iter().find(|condition| condition.kind == "TopologyLevels").unwrap();
+    assert_eq!(
+        levels.message,
+        "node=kubernetes.io/hostname, nvlink-domain=nvidia.com/gpu.clique, rack=fabric.topograph.run/tier-0, \
+         zone=topology.kubernetes.io/zone"
+    );
+    let places = places("labels", &pods(&stage.client).await);
+    assert_eq!(domains(&places, 2).len(), 1, "one NVLink domain: {places:?}");
+    assert_eq!(places.len(), 2, "roles are spread over its nodes: {places:?}");
+    let files: Api<ConfigMap> = stage.api();
+    let text = eventually("the file has every location", async || {
+        let text = files.get("g").await.unwrap().data.unwrap()["config.yaml"].clone();
+        (text.matches("nvlink_domain").count() == 6).then_some(text)
+    })
+    .await;
+    assert!(text.contains("label: nvidia.com/gpu.clique"), "{text}");
+    let (rack, clique) = domains(&places, 2).first().unwrap().split_at(1);
+    for pod in pods(&stage.client).await {
+        let annotations = pod.metadata.annotations.unwrap();
+        assert_eq!(annotations[keys::NVLINK_DOMAIN], format!("{clique}.0"));
+        assert_eq!((annotations[keys::RACK].as_str(), annotations[keys::ZONE].as_str()), (rack, "z"));
+    }
+    stage.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn group_uses_the_next_best_domain_if_the_best_is_full() {
     let stage = nodes("full", 2).await;

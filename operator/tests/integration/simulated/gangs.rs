@@ -1,6 +1,7 @@
 //! Gangs: pods that are created and recreated together.
 
 use moongate_operator::ResourceKind;
+use moongate_operator::forecast::SimulatedApiServer;
 use moongate_operator_testkit::OperatorSimulation;
 use rbg_api::keys;
 use serde_json::{Value, json};
@@ -71,4 +72,54 @@ fn kinds_of_gang_scheduling_are_mutually_exclusive() {
     assert_eq!(ready["reason"], "InvalidSpec");
     assert!(ready["message"].as_str().unwrap().contains("exclude each other"), "{ready}");
     assert!(pods(&cluster.server).is_empty());
+}
+
+/// Kueue's group and its size, of each pod.
+fn kueue_groups(server: &SimulatedApiServer) -> Vec<(String, String)> {
+    let of_pod = |pod: &Value| {
+        let metadata = &pod["metadata"];
+        assert_eq!(metadata["labels"][keys::KUEUE_QUEUE], "team-a");
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        (
+            text(&metadata["labels"][keys::KUEUE_POD_GROUP]),
+            text(&metadata["annotations"][keys::KUEUE_POD_GROUP_SIZE]),
+        )
+    };
+    server.all(ResourceKind::Pod).map(of_pod).collect()
+}
+
+#[test]
+fn pods_of_a_gang_in_a_queue_are_admitted_together() {
+    let mut roles = workers(true, "1");
+    roles.as_array_mut().unwrap().push(role("plain", 2, "i:1"));
+    let mut cluster = OperatorSimulation::new(server(), 1);
+    let metadata = json!({ "name": "g", "annotations": { keys::QUEUE: "team-a" } });
+    cluster.create(ResourceKind::Group, json!({ "metadata": metadata, "spec": { "roles": roles } }));
+    cluster.kills_per_mille = 100;
+    cluster.run(|_| {});
+    cluster.kills_per_mille = 0;
+    let before = kueue_groups(&cluster.server);
+    let alone = (String::new(), String::new());
+    assert_eq!(before[..2], [alone.clone(), alone], "pods that are instances by themselves");
+    let group = &before[2].0;
+    assert!(group.starts_with("g-t-0-"), "{group}");
+    assert_eq!(before[2..], [(); 3].map(|()| (group.clone(), "3".to_owned())));
+
+    cluster.edit(ResourceKind::Group, "g", |group| {
+        group["spec"]["roles"][0] = workers(true, "2")[0].clone();
+    });
+    cluster.run(|_| {});
+    let after = kueue_groups(&cluster.server);
+    assert_eq!(after[2..], [(); 3].map(|()| after[2].clone()), "all are recreated");
+    assert_ne!(&after[2].0, group, "Kueue considers the previous group finished");
+
+    // Another queue is for pods that are created later.
+    let pods_before = pods(&cluster.server);
+    cluster.edit(ResourceKind::Group, "g", |group| {
+        group["metadata"]["annotations"] = json!({ keys::QUEUE: "team-b" });
+    });
+    cluster.run(|_| {});
+    assert_eq!(pods(&cluster.server), pods_before);
+    let instance = cluster.server.get(ResourceKind::Instance, "g-plain-0").unwrap();
+    assert_eq!(instance["metadata"]["annotations"][keys::KUEUE_QUEUE], "team-b");
 }

@@ -6,7 +6,7 @@ use moongate_operator_testkit::OperatorSimulation;
 use rbg_api::keys;
 use serde_json::{Value, json};
 
-use super::{names, pods, role, template, unsettled, up};
+use super::{condition, names, pods, role, template, unsettled, up};
 
 const STATEFUL_SET: &str = "apps/v1/StatefulSet";
 
@@ -80,6 +80,41 @@ fn changed_topology_levels_apply_to_new_pods() {
 }
 
 #[test]
+fn levels_of_nodes_reach_groups_when_labels_appear() {
+    let mut cluster = up(json!([role("prefill", 2, "i:1"), role("decode", 1, "i:1")]), 1);
+    let levels = |cluster: &OperatorSimulation| {
+        let group = cluster.server.get(ResourceKind::Group, "g").unwrap();
+        condition(group, "TopologyLevels").map(|condition| condition["message"].as_str().unwrap().to_owned())
+    };
+    let node = |name: &str, labels: Value| json!({ "metadata": { "name": name, "labels": labels } });
+    let before = pods(&cluster.server);
+    assert_eq!(levels(&cluster), None);
+    cluster.create(ResourceKind::Node, node("a", json!({ "kubernetes.io/hostname": "a" })));
+    cluster.run(|_| {});
+    assert_eq!(levels(&cluster).unwrap(), "node=kubernetes.io/hostname");
+    cluster.create(ResourceKind::Node, node("b", json!({ "nvidia.com/gpu.clique": "u.0" })));
+    cluster.run(|_| {});
+    let both = "node=kubernetes.io/hostname, nvlink-domain=nvidia.com/gpu.clique";
+    assert_eq!(levels(&cluster).unwrap(), both);
+    assert_eq!(pods(&cluster.server), before, "no pod is touched");
+    recreate(&mut cluster, "g-prefill-1");
+    assert_eq!(nearest(pod(&cluster.server, "g-prefill-1")), "kubernetes.io/hostname");
+
+    // The levels stay without nodes, also for the next operator, which never saw them.
+    for name in ["a", "b"] {
+        cluster.delete(ResourceKind::Node, name);
+    }
+    cluster.kills_per_mille = 200;
+    cluster.run(|_| {});
+    cluster.kills_per_mille = 0;
+    assert_eq!(levels(&cluster).unwrap(), both);
+    set_levels(&mut cluster, Some("none"));
+    assert_eq!(levels(&cluster), None);
+    recreate(&mut cluster, "g-prefill-1");
+    assert_eq!(nearest(pod(&cluster.server, "g-prefill-1")), &Value::Null);
+}
+
+#[test]
 fn locations_are_published_in_the_file_and_on_pods() {
     let mut users = role("decode", 1, "i:1");
     users["standalonePattern"]["template"]["metadata"] = json!({ "annotations": { keys::RACK: "users" } });
@@ -102,6 +137,6 @@ fn locations_are_published_in_the_file_and_on_pods() {
     assert_eq!(annotation("g-prefill-1", keys::ZONE), "z1");
     assert_eq!(annotation("g-prefill-1", keys::RACK), "r7");
     assert_eq!(annotation("g-decode-0", keys::RACK), "users");
-    set_levels(&mut cluster, None);
+    set_levels(&mut cluster, Some("none"));
     assert_eq!(file(&cluster.server), plain);
 }

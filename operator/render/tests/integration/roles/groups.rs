@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use moongate_render::revision::SpecRevision;
 use moongate_render::{
-    GangScheduler, GroupContext, ResolvedRole, RuntimeProfiles, coordinated_policy, discovery_config_map,
-    pod_group,
+    GangScheduler, GroupContext, PreservedFields, ResolvedRole, RoleTarget, RuntimeProfiles,
+    coordinated_policy, discovery_config_map, pod_group, render_workload,
 };
 use rbg_api::conversion::{ApiVersion, convert};
+use rbg_api::keys;
 use rbg_api::v1alpha2::RoleBasedGroup;
 use serde_json::{Value, json};
 
@@ -17,9 +18,9 @@ use super::{group, in_template, template, workload};
 fn gangs_count_every_pod() {
     let object = group(
         json!({
-            rbg_api::keys::GANG_SCHEDULING: "true",
-            rbg_api::keys::GANG_SCHEDULING_TIMEOUT: "90",
-            rbg_api::keys::GANG_SCHEDULING_VOLCANO_QUEUE: "q",
+            keys::GANG_SCHEDULING: "true",
+            keys::GANG_SCHEDULING_TIMEOUT: "90",
+            keys::GANG_SCHEDULING_VOLCANO_QUEUE: "q",
         }),
         json!({ "roles": [
             { "name": "a", "replicas": 2, "standalonePattern": { "template": template("i") } },
@@ -37,6 +38,39 @@ fn gangs_count_every_pod() {
     assert_eq!(pod_group(GangScheduler::Volcano).0["spec"], json!({ "minMember": 18, "queue": "q" }));
     let label = "/metadata/labels/pod-group.scheduling.sigs.k8s.io~1name";
     assert_eq!(in_template(&workload(&object).unwrap(), label), "g");
+}
+
+#[test]
+fn a_group_names_its_queue_once() {
+    let role = |kind: &str| {
+        json!({ "name": "a", "replicas": 1, "standalonePattern": { "template": template("i") },
+        "annotations": { keys::ROLE_WORKLOAD_TYPE: kind } })
+    };
+    let sets = "workloads.x-k8s.io/v1alpha2/RoleInstanceSet";
+    let queued = |kind: &str| {
+        let annotations = json!({ keys::QUEUE: "team-a", keys::GANG_SCHEDULING: "true" });
+        group(annotations, json!({ "roles": [role(kind)] }))
+    };
+    let profiles = RuntimeProfiles::new();
+    let rendered = |kind: &str, scheduler| {
+        let object = queued(kind);
+        let context = GroupContext::new(&object, &profiles, scheduler).unwrap();
+        let role = ResolvedRole::new(context, &object.spec.roles[0]).unwrap();
+        let target = RoleTarget::of(&object.spec.roles[0]);
+        let workload = render_workload(&role, &target, &PreservedFields::default()).unwrap();
+        (Value::Object(workload.0)["metadata"].clone(), pod_group(context).unwrap().0["spec"].clone())
+    };
+    let (set, pod_group) = rendered(sets, GangScheduler::SchedulerPlugins);
+    assert_eq!(set["annotations"][keys::KUEUE_QUEUE], "team-a", "for its pods");
+    assert!(set["labels"].get(keys::KUEUE_QUEUE).is_none() && pod_group.get("queue").is_none());
+    let (stateful, _) = rendered("apps/v1/StatefulSet", GangScheduler::SchedulerPlugins);
+    assert_eq!(stateful["labels"][keys::KUEUE_QUEUE], "team-a", "Kueue admits StatefulSets");
+    let (set, pod_group) = rendered(sets, GangScheduler::Volcano);
+    assert_eq!(
+        (&set["annotations"][keys::VOLCANO_QUEUE], &pod_group["queue"]),
+        (&json!("team-a"), &json!("team-a"))
+    );
+    assert!(set["annotations"].get(keys::KUEUE_QUEUE).is_none());
 }
 
 #[test]
@@ -80,7 +114,7 @@ fn the_discovery_file_names_pods_that_exist() {
             { "name": "y", "size": 2, "serviceName": "own", "template": template("i") },
         ] }, "servicePorts": [{ "name": "H-ttp", "port": 80 }, { "port": 81 }] },
         { "name": "s", "standalonePattern": { "template": template("i") }, "replicas": 9,
-          "annotations": { rbg_api::keys::ROLE_INSTANCE_PATTERN: "Stateless" } },
+          "annotations": { keys::ROLE_INSTANCE_PATTERN: "Stateless" } },
     ] }),
     );
     let profiles = RuntimeProfiles::new();
