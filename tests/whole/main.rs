@@ -91,15 +91,15 @@ async fn run_scenario() {
     load.wait_for_requests(SPOT_CHECK_REQUESTS).await;
     let rest = load.summary(rest, Instant::now());
     step(&format!("while helm upgraded the rest, and a prefill was killed: {}", line(&rest)));
-    let shrunk = scale_in(&cluster, &load, &settings).await;
-    step(&format!("two prefills and a store node less: {}", line(&shrunk)));
-    let mixed = mixed_version_pairs(&prometheus).await;
-    step(&format!("pairs of different versions: {mixed}"));
     let empty = queries::without_data(&prometheus).await;
     step(&format!("queries without data: {}", empty.len()));
     for one in &empty {
         println!("           {one}");
     }
+    let shrunk = scale_in(&cluster, &load, &[&settings[..], &plain].concat()).await;
+    step(&format!("two prefills and a store node less: {}", line(&shrunk)));
+    let mixed = mixed_version_pairs(&prometheus).await;
+    step(&format!("pairs of different versions: {mixed}"));
     load.stop().await;
     for seen in [&before, &during, &after, &rest, &shrunk] {
         assert!(seen.failures.is_empty(), "{:?}", seen.failures);
