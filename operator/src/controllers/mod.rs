@@ -2,6 +2,7 @@
 
 mod hook_client;
 mod leader_election;
+mod lease_connection;
 mod reconcile;
 mod stalled;
 mod timeouts;
@@ -105,11 +106,14 @@ pub async fn run(options: OperatorOptions, supervisor: &Supervisor) -> Result<()
     let stop = supervisor.token();
     let lease_held = match &options.lease {
         Some((namespace, name)) => {
+            let connection =
+                lease_connection::LeaseConnection::open(options.kubeconfig.as_deref(), &options.metrics)
+                    .await?;
             let lease =
-                leader_election::LeaderLease::new(client.clone(), namespace, name, options.lease_duration);
+                leader_election::LeaderLease::new(connection, namespace, name, options.lease_duration);
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),
-                () = lease.acquire() => Some(lease),
+                acquired = lease.acquire() => Some((lease, acquired)),
             }
         }
         None => None,
@@ -150,9 +154,9 @@ pub async fn run(options: OperatorOptions, supervisor: &Supervisor) -> Result<()
             .spawn_essential("operator worker", reconcile::run_worker(Arc::clone(&shared), working.clone()));
     }
     let outcome = match &lease_held {
-        Some(lease) => tokio::select! {
+        Some((lease, acquired)) => tokio::select! {
             () = stop.cancelled() => Ok(()),
-            lost = lease.renew_until_lost() => Err(lost.into()),
+            lost = lease.renew_until_lost(*acquired) => Err(lost.into()),
         },
         None => {
             stop.cancelled().await;
@@ -161,7 +165,7 @@ pub async fn run(options: OperatorOptions, supervisor: &Supervisor) -> Result<()
     };
     working.cancel();
     metrics.set_leading(false);
-    if let Some(lease) = lease_held.filter(|_| outcome.is_ok()) {
+    if let Some((lease, _)) = lease_held.filter(|_| outcome.is_ok()) {
         lease.release().await;
     }
     outcome
@@ -178,14 +182,19 @@ pub async fn client(
     metrics: &Arc<OperatorMetrics>,
 ) -> Result<Client, OperatorError> {
     let config = config(kubeconfig).await?;
-    let metrics = Arc::clone(metrics);
-    let count = MapRequestLayer::new(move |request: http::Request<Body>| {
-        metrics.count_api_request(request.method().as_str());
-        request
-    });
     let builder = ClientBuilder::try_from(config).map_err(KubeClientError::Client)?;
     let limit = layer_fn(|service| timeouts::ResponseTimeoutService::new(service, limits));
-    Ok(builder.with_layer(&count).with_layer(&limit).build())
+    Ok(builder.with_layer(&count_requests(metrics)).with_layer(&limit).build())
+}
+
+fn count_requests(
+    metrics: &Arc<OperatorMetrics>,
+) -> MapRequestLayer<impl Fn(http::Request<Body>) -> http::Request<Body> + Clone + use<>> {
+    let metrics = Arc::clone(metrics);
+    MapRequestLayer::new(move |request: http::Request<Body>| {
+        metrics.count_api_request(request.method().as_str());
+        request
+    })
 }
 
 async fn config(kubeconfig: Option<&Path>) -> Result<Config, KubeClientError> {
