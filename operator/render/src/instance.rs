@@ -15,7 +15,7 @@ const MAX_NAME: usize = 63;
 const IN_PLACE_UPDATE_READY: &str = "RoleInstanceInPlaceUpdateReady";
 
 /// Annotations that instances inherit from their set.
-const INHERITED: [&str; 9] = [
+pub const INHERITED: [&str; 9] = [
     keys::INSTANCE_GANG_SCHEDULING,
     keys::INPLACE_SCHEDULING,
     keys::INPLACE_SCHEDULING_GRANULARITY,

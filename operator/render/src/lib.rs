@@ -33,6 +33,7 @@ mod group_topology;
 mod hash;
 pub mod instance;
 mod legacy;
+mod managed_fields;
 mod manifest;
 mod names;
 mod node_labels;

@@ -76,7 +76,7 @@ impl Manifest {
     }
 
     /// Whether a live object contains all fields of this one with the same values. Additional fields of the live object do not
-    /// count; fields that were removed from the manifest are not detected here, but by the managed fields of server-side apply.
+    /// count; [`Self::is_applied_to`] also detects fields that were removed from the manifest.
     #[must_use]
     pub fn is_subset_of(&self, live: &Value) -> bool {
         live.as_object().is_some_and(|live| is_object_subset(&self.0, live))

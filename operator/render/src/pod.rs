@@ -122,13 +122,13 @@ fn metadata_map(template: &PodTemplate, member: &str) -> StringMap {
 }
 
 fn apply_node_placement(template: &mut PodTemplate, placement: &NodePlacement) {
+    let hosts = json!({ "key": keys::HOSTNAME, "operator": "In", "values": placement.nodes });
+    let is_required = !placement.nodes.is_empty() && placement.required;
     let avoided =
         placement.avoided_labels.iter().map(|key| json!({ "key": key, "operator": "DoesNotExist" }));
-    let mut required_expressions: Vec<Value> = avoided.collect();
-    let hosts = json!({ "key": keys::HOSTNAME, "operator": "In", "values": placement.nodes });
-    if !placement.nodes.is_empty() && placement.required {
-        required_expressions.push(hosts.clone());
-    }
+    // In upstream's order.
+    let required_expressions: Vec<Value> =
+        is_required.then(|| hosts.clone()).into_iter().chain(avoided).collect();
     let is_preferred = !placement.nodes.is_empty() && !placement.required;
     if required_expressions.is_empty() && !is_preferred {
         return;

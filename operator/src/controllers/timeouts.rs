@@ -73,15 +73,18 @@ where
         Box::pin(async move {
             let response =
                 response.await.map_err(|_| ApiServerTimeoutError(response_timeout))?.map_err(Into::into)?;
-            Ok(response.map(|body| StreamBody::new(frames_with_timeout(body, silence)).boxed_unsync()))
+            let frames = |body| frames_with_timeout(body, silence, is_watch);
+            Ok(response.map(|body| StreamBody::new(frames(body)).boxed_unsync()))
         })
     }
 }
 
-/// The frames of a body; an error if the next one is late.
+/// The frames of a body. If the next one is late, a watch just ends: often nothing has changed, and its client starts it again at the
+/// same version, which fails if the API server does not respond. Any other response ends with an error.
 fn frames_with_timeout<B>(
     body: B,
     silence: Duration,
+    is_watch: bool,
 ) -> impl Stream<Item = Result<Frame<Bytes>, BoxError>> + Send
 where
     B: http_body::Body<Data = Bytes> + Send + 'static,
@@ -94,6 +97,10 @@ where
             Ok(Some(part)) => Some((part.map_err(Into::into), Some(body))),
             Ok(None) => None,
             // Dropping the body closes the connection.
+            Err(_) if is_watch => {
+                tracing::debug!(?silence, "watch without events; starting it again");
+                None
+            }
             Err(_) => Some((Err(ApiServerTimeoutError(silence).into()), None)),
         }
     })
@@ -104,10 +111,19 @@ mod tests {
     use std::future::pending;
     use std::time::Instant;
 
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use futures_util::{StreamExt, TryStreamExt};
     use http_body_util::Full;
+    use kube::client::ClientBuilder;
+    use serde_json::json;
+    use tokio_util::sync::CancellationToken;
+    use tower::layer::layer_fn;
 
     use super::*;
+    use crate::resource_cache::{KindWatcher, ObservedCluster};
+    use crate::{OperatorMetrics, ResourceKind};
 
     const LIMITS: ApiServerTimeouts =
         ApiServerTimeouts { response: Duration::from_millis(30), watch: Duration::from_millis(300) };
@@ -125,7 +141,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stalled_response_ends_with_an_error() {
+    async fn only_a_stalled_response_is_an_error() {
         let stalled = |_| async {
             let parts = stream::iter(["one", "two"]).map(|part| Ok::<_, BoxError>(Frame::data(part.into())));
             Ok::<_, BoxError>(Response::new(StreamBody::new(parts.chain(stream::pending()))))
@@ -139,9 +155,49 @@ mod tests {
             assert_eq!(parts.try_next().await.unwrap().unwrap(), "one");
             assert_eq!(parts.try_next().await.unwrap().unwrap(), "two");
             let started = Instant::now();
-            parts.try_next().await.unwrap_err();
+            let end = parts.try_next().await;
             assert!(started.elapsed() >= silence);
-            assert!(parts.try_next().await.unwrap().is_none());
+            match uri.contains("watch") {
+                true => assert!(end.unwrap().is_none(), "an idle watch is no failure"),
+                false => assert!(end.is_err() && parts.try_next().await.unwrap().is_none()),
+            }
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn idle_watches_restart_without_failures() {
+        let watches = Arc::<AtomicU64>::default();
+        let started = Arc::clone(&watches);
+        // An API server without services, whose watches stay silent.
+        let idle = tower::service_fn(move |request: Request<Body>| {
+            let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+            if is_watch {
+                started.fetch_add(1, Ordering::Relaxed);
+            }
+            let list = json!({ "apiVersion": "v1", "kind": "ServiceList",
+                "metadata": { "resourceVersion": "1" }, "items": [] });
+            let body = match is_watch {
+                true => StreamBody::new(stream::pending()).boxed_unsync(),
+                false => Full::from(list.to_string()).map_err(Into::into).boxed_unsync(),
+            };
+            async { Ok::<Response<UnsyncBoxBody<Bytes, BoxError>>, BoxError>(Response::new(body)) }
+        });
+        let limits = ApiServerTimeouts::default();
+        let timeouts = layer_fn(|service| ResponseTimeoutService::new(service, limits));
+        let metrics = Arc::<OperatorMetrics>::default();
+        let watcher = KindWatcher {
+            cluster: Arc::new(ObservedCluster::new(None)),
+            client: ClientBuilder::new(idle, "n").with_layer(&timeouts).build(),
+            namespace: None,
+            kind: ResourceKind::Service,
+            metrics: Arc::clone(&metrics),
+        };
+        let hour = Duration::from_secs(3600);
+        let ended = tokio::time::timeout(hour, watcher.run(CancellationToken::new())).await;
+        assert!(ended.is_err(), "it watches until stopped");
+        let watches = watches.load(Ordering::Relaxed);
+        assert!((20..=24).contains(&watches), "{watches} watches of 150 s");
+        let text = metrics.text();
+        assert!(!text.contains("moongate_operator_watch_failures_total{"), "{text}");
     }
 }

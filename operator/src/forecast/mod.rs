@@ -5,6 +5,7 @@
 
 mod simulated_api_server;
 mod simulated_controllers;
+mod simulated_stateful_set;
 mod step;
 
 pub use simulated_api_server::{ContainerOutcome, ResourceChange, SimulatedApiServer, SimulatedWriteError};
@@ -116,6 +117,7 @@ impl<'a> ForecastRun<'a> {
                 self.reconcile(&key);
             } else if let Some((kind, name)) = self.server.unsettled.first().cloned() {
                 let changes = self.server.advance(kind, &name);
+                self.record_foreign_pods(kind, &changes);
                 self.apply_changes(changes);
                 self.count_unready();
             } else if !self.advance_to_next_due() {
@@ -188,15 +190,54 @@ impl<'a> ForecastRun<'a> {
         }
     }
 
+    /// Records pods that the StatefulSet controller has created or deleted.
+    fn record_foreign_pods(&mut self, by: ResourceKind, changes: &[ResourceChange]) {
+        if by != ResourceKind::StatefulSet {
+            return;
+        }
+        let delay_seconds = self.server.now.duration_since(self.started_at).as_secs();
+        for change in changes {
+            let (effect, pod) = match change {
+                ResourceChange::Present(ResourceKind::ForeignPod, pod) => (StepEffect::Create, pod),
+                ResourceChange::Gone(ResourceKind::ForeignPod, pod) => (StepEffect::Delete, pod),
+                _ => continue,
+            };
+            let step = ForecastStep {
+                delay_seconds,
+                effect,
+                kind: ResourceKind::ForeignPod.name(),
+                name: pod["metadata"]["name"].as_str().unwrap_or_default().to_owned(),
+                role: role(pod).to_owned(),
+                images: Vec::new(),
+                reason: "by its StatefulSet".to_owned(),
+            };
+            self.count(&step);
+            self.forecast.steps.push(step);
+        }
+    }
+
     fn count(&mut self, step: &ForecastStep) {
+        let pods = self.replaced_pods(step);
         let role = self.roles.entry(step.role.clone()).or_default();
         let is_pod = step.kind == ResourceKind::Pod.name();
         match step.effect {
             StepEffect::RestartInPlace => role.restarted += 1,
             StepEffect::Create if is_pod => role.created += 1,
             StepEffect::Delete if is_pod => role.deleted += 1,
+            StepEffect::ReplacePods => {
+                role.created += pods;
+                role.deleted += pods;
+            }
             _ => {}
         }
+    }
+
+    /// Number of pods that the controller of a changed workload replaces. Those of StatefulSets are simulated one by one.
+    fn replaced_pods(&self, step: &ForecastStep) -> usize {
+        if step.effect != StepEffect::ReplacePods || step.kind == ResourceKind::StatefulSet.name() {
+            return 0;
+        }
+        self.server.all(ResourceKind::ForeignPod).filter(|pod| role(pod) == step.role).count()
     }
 
     fn count_unready(&mut self) {

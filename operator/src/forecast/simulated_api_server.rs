@@ -8,6 +8,8 @@ use kube::api::DynamicObject;
 use serde_json::{Map, Value, json};
 
 use super::simulated_controllers::{self, NextResourceState};
+use super::simulated_stateful_set::{self, StatefulSetAction};
+use super::step::manifest_template_is_in;
 use crate::ResourceKind;
 use crate::plan::WriteAction;
 use crate::resource_cache::{ResourceCache, ResourceKey};
@@ -135,9 +137,13 @@ impl SimulatedApiServer {
 
     fn insert(&mut self, kind: ResourceKind, object: Value) {
         let key = (kind, text(&object["metadata"]["name"]));
-        match simulated_controllers::next_state(kind, &object, self.container_outcome) {
-            Some(_) => self.unsettled.insert(key.clone()),
-            None => self.unsettled.remove(&key),
+        let is_unsettled = match kind {
+            ResourceKind::StatefulSet => self.next_action(&object).is_some(),
+            _ => simulated_controllers::next_state(kind, &object, self.container_outcome).is_some(),
+        };
+        match is_unsettled {
+            true => self.unsettled.insert(key.clone()),
+            false => self.unsettled.remove(&key),
         };
         self.objects.insert(key, object);
     }
@@ -176,6 +182,9 @@ impl SimulatedApiServer {
         self.version += 1;
         let generation = live["metadata"]["generation"].as_i64().unwrap_or(1);
         let same_spec = live["spec"] == object["spec"];
+        if kind == ResourceKind::StatefulSet && !manifest_template_is_in(&object, live) {
+            object["status"]["updateRevision"] = format!("{}-{}", key.1, self.version).into();
+        }
         object["metadata"]["generation"] = if same_spec { generation } else { generation + 1 }.into();
         object["metadata"]["resourceVersion"] = self.version.to_string().into();
         self.insert(kind, object.clone());
@@ -219,6 +228,9 @@ impl SimulatedApiServer {
 
     /// Performs the next action of Kubernetes' own controllers on one object.
     pub fn advance(&mut self, kind: ResourceKind, name: &str) -> Vec<ResourceChange> {
+        if kind == ResourceKind::StatefulSet {
+            return self.advance_stateful_set(name);
+        }
         match self
             .get(kind, name)
             .and_then(|live| simulated_controllers::next_state(kind, live, self.container_outcome))
@@ -227,6 +239,27 @@ impl SimulatedApiServer {
             Some(NextResourceState::Gone) => self.remove(kind, name),
             None => Vec::new(),
         }
+    }
+
+    fn next_action(&self, set: &Value) -> Option<StatefulSetAction> {
+        let is_owned = |pod: &&Value| pod["metadata"]["ownerReferences"][0]["uid"] == set["metadata"]["uid"];
+        let pods: Vec<&Value> = self.all(ResourceKind::ForeignPod).filter(is_owned).collect();
+        simulated_stateful_set::next_action(set, &pods)
+    }
+
+    fn advance_stateful_set(&mut self, name: &str) -> Vec<ResourceChange> {
+        let Some(set) = self.get(ResourceKind::StatefulSet, name).cloned() else { return Vec::new() };
+        let changes = match self.next_action(&set) {
+            Some(StatefulSetAction::UpdateStatus(set)) => {
+                return vec![self.put(ResourceKind::StatefulSet, set)];
+            }
+            Some(StatefulSetAction::CreatePod(pod)) => vec![self.create(ResourceKind::ForeignPod, pod)],
+            Some(StatefulSetAction::DeletePod(pod)) => self.remove(ResourceKind::ForeignPod, &pod),
+            None => Vec::new(),
+        };
+        // Whether there is more to do depends on its pods.
+        self.insert(ResourceKind::StatefulSet, set);
+        changes
     }
 
     /// Performs one write of the operator. The first change is the written object.
@@ -307,6 +340,8 @@ fn text(value: &Value) -> String {
 /// Result of server-side apply with a single field manager.
 fn apply_manifest(live: Value, mut applied: Value) -> Value {
     let mut metadata = live["metadata"].clone();
+    // They describe an earlier manifest.
+    metadata.as_object_mut().into_iter().for_each(|metadata| drop(metadata.remove("managedFields")));
     merge(&mut metadata, &applied["metadata"]);
     applied["metadata"] = metadata;
     if let Some(status) = live.get("status") {

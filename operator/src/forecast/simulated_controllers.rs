@@ -22,7 +22,7 @@ pub(super) fn next_state(
     match kind {
         ResourceKind::Pod => pod(object, outcome),
         ResourceKind::WarmupPod => warmup_pod(object, outcome),
-        ResourceKind::StatefulSet | ResourceKind::Deployment | ResourceKind::LeaderWorkerSet => {
+        ResourceKind::Deployment | ResourceKind::LeaderWorkerSet => {
             workload(object).map(NextResourceState::Present)
         }
         _ => None,

@@ -157,7 +157,7 @@ fn makes_pods(kind: ResourceKind) -> bool {
     matches!(kind, ResourceKind::StatefulSet | ResourceKind::Deployment | ResourceKind::LeaderWorkerSet)
 }
 
-fn manifest_template_is_in(wanted: &Value, live: &Value) -> bool {
+pub(super) fn manifest_template_is_in(wanted: &Value, live: &Value) -> bool {
     let template = |object: &Value| {
         let spec = &object["spec"];
         let template = spec.get("template").or_else(|| spec.get("leaderWorkerTemplate"));

@@ -211,8 +211,11 @@ impl PlanReport {
             count_pods(StepEffect::Create),
             count_pods(StepEffect::Delete),
         );
-        let replaced =
-            self.forecast.steps.iter().filter(|step| step.effect == StepEffect::ReplacePods).count();
+        // The pods of StatefulSets are counted one by one.
+        let is_replaced = |step: &&ForecastStep| {
+            step.effect == StepEffect::ReplacePods && step.kind != ResourceKind::StatefulSet.name()
+        };
+        let replaced = self.forecast.steps.iter().filter(is_replaced).count();
         let mut parts = Vec::new();
         for (number, words) in [(restarted, "restarted in place"), (created, "created"), (deleted, "deleted")]
         {

@@ -18,8 +18,8 @@ use serde_json::Value;
 
 use super::desired_roles::{DesiredRole, RoleWithWorkload, desired_roles, is_observed};
 use super::{
-    NodeLabelLookup, PlanError, ReconcilePlan, WriteAction, adapter, gang, pod_locations, ports, profiles,
-    revisions, shrink, stateful, topology,
+    FIELD_MANAGER, NodeLabelLookup, PlanError, ReconcilePlan, WriteAction, adapter, gang, pod_locations,
+    ports, profiles, revisions, shrink, stateful, topology,
 };
 use crate::ResourceKind;
 use crate::resource_cache::PortTable;
@@ -365,7 +365,7 @@ fn is_written(manifest: &Manifest, live: Option<&Value>) -> bool {
     let Some(live) = live else { return false };
     let template = |object: &Value| object["spec"]["roleInstanceTemplate"].clone();
     let wanted = Value::Object(manifest.0.clone());
-    manifest.is_subset_of(live) && template(&wanted) == template(live)
+    manifest.is_applied_to(live, FIELD_MANAGER) && template(&wanted) == template(live)
 }
 
 pub(super) fn apply_if_changed(
@@ -375,7 +375,7 @@ pub(super) fn apply_if_changed(
     what: &str,
 ) {
     match live {
-        Some(live) if manifest.is_subset_of(&live) => {}
+        Some(live) if manifest.is_applied_to(&live, FIELD_MANAGER) => {}
         Some(_) => plan.push(WriteAction::Apply(manifest.clone()), format!("{what} has changed")),
         None => plan.push(WriteAction::Apply(manifest.clone()), format!("{what} is missing")),
     }

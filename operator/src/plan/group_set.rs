@@ -1,6 +1,6 @@
 //! Plans a RoleBasedGroupSet: creates its groups and updates them to its template, a few at a time.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use k8s_openapi::jiff::Timestamp;
 use moongate_render::{Manifest, SizeLimitError, SizeLimits, group_set};
@@ -8,7 +8,8 @@ use rbg_api::v1alpha2::{RoleBasedGroup, RoleBasedGroupSet, RoleBasedGroupSpec};
 use rbg_api::{IntOrPercent, RoundingMode, keys};
 use serde_json::Value;
 
-use super::{FIELD_MANAGER, PlanError, ReconcilePlan, WriteAction};
+use super::managed_metadata::stale_keys;
+use super::{PlanError, ReconcilePlan, WriteAction};
 use crate::ResourceKind;
 use crate::status::{self, ObservedGroupSet};
 
@@ -198,32 +199,16 @@ fn is_written(wanted: &Manifest, live: &RoleBasedGroup) -> bool {
     let metadata = Manifest([("metadata".to_owned(), wanted.0["metadata"].clone())].into_iter().collect());
     same_spec
         && serde_json::to_value(live).is_ok_and(|live| metadata.is_subset_of(&live))
-        && ["labels", "annotations"].iter().all(|member| stale(wanted, live, member).is_empty())
-}
-
-/// Labels or annotations that the template no longer contains, but that our field manager owns.
-fn stale(wanted: &Manifest, live: &RoleBasedGroup, member: &str) -> BTreeSet<String> {
-    let entries = live.metadata.managed_fields.iter().flatten();
-    let own_entries = entries.filter(|entry| entry.manager.as_deref() == Some(FIELD_MANAGER));
-    let fields = own_entries.filter_map(|entry| {
-        let fields = entry.fields_v1.as_ref()?;
-        fields.0.get("f:metadata")?.get(format!("f:{member}"))?.as_object()
-    });
-    let keys = fields.flat_map(|fields| fields.keys()).filter_map(|field| field.strip_prefix("f:"));
-    let metadata = &live.metadata;
-    let live = if member == "labels" { &metadata.labels } else { &metadata.annotations };
-    let is_stale = |key: &&str| {
-        live.as_ref().is_some_and(|live| live.contains_key(*key))
-            && wanted.0["metadata"][member].get(key).is_none()
-    };
-    keys.filter(is_stale).map(str::to_owned).collect()
+        && ["labels", "annotations"]
+            .iter()
+            .all(|member| stale_keys(wanted, &live.metadata, member).is_empty())
 }
 
 /// The group as desired. Labels and annotations of other field managers stay.
 fn rewritten(live: &RoleBasedGroup, wanted: Manifest) -> Value {
     let mut object = serde_json::to_value(live).unwrap_or_default();
     for member in ["labels", "annotations"] {
-        let stale = stale(&wanted, live, member);
+        let stale = stale_keys(&wanted, &live.metadata, member);
         let Value::Object(metadata) = &mut object["metadata"] else { continue };
         let texts = rbg_api::template::member_object(metadata, member);
         texts.retain(|key, _| !stale.contains(key));

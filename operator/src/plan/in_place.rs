@@ -26,7 +26,7 @@ use super::{ReconcilePlan, WriteAction, hooks, revisions};
 use crate::ResourceKind;
 use crate::status::{pod_has, pod_label};
 use crate::time::add_duration;
-use difference::{images, metadata_patch, old_template, with_pending};
+use difference::{has_other_service, images, metadata_patch, old_template, with_pending};
 use progress::rfc3339_seconds;
 
 /// A pod condition in the form of a status patch.
@@ -56,6 +56,10 @@ pub(super) fn begin(
         recreate(input, &[pod], |name| format!("{name}: the revision it was created from is unknown"), plan);
         return;
     };
+    if has_other_service(input, pod, component) {
+        recreate(input, &[pod], |name| format!("{name}: its Service has changed"), plan);
+        return;
+    }
     let restart = component.template.annotation(RESTARTED_AT);
     if restart.is_some() && restart != old.annotation(RESTARTED_AT) {
         recreate(input, &[pod], |name| format!("{name}: a restart was requested"), plan);

@@ -15,6 +15,7 @@ mod hooks;
 mod in_place;
 mod instance;
 mod lifecycle;
+mod managed_metadata;
 mod node_affinity;
 mod ordered;
 mod pod_locations;

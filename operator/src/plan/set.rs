@@ -14,7 +14,9 @@ use rbg_api::{IntOrPercent, RoundingMode, keys};
 use serde_json::{Value, json};
 
 use super::lifecycle::{self, InstanceTransition, PendingInstances};
-use super::{PlanError, ReconcilePlan, WriteAction, node_affinity, ordered, revisions, unordered};
+use super::{
+    PlanError, ReconcilePlan, WriteAction, managed_metadata, node_affinity, ordered, revisions, unordered,
+};
 use crate::ResourceKind;
 use crate::status::{self, ObservedInstanceSet};
 
@@ -211,14 +213,18 @@ impl InstanceSetView<'_> {
             return;
         }
         let mut object = serde_json::to_value(instance).unwrap_or_default();
+        let stale = stale_metadata(wanted, instance);
         for member in ["labels", "annotations"] {
-            let Some(Value::Object(wanted)) = wanted.0.get("metadata").and_then(|meta| meta.get(member))
-            else {
-                continue;
-            };
-            if let Value::Object(metadata) = &mut object["metadata"] {
-                rbg_api::template::member_object(metadata, member).extend(wanted.clone());
+            let Value::Object(metadata) = &mut object["metadata"] else { continue };
+            let texts = rbg_api::template::member_object(metadata, member);
+            texts.retain(|key, _| !stale.contains(key));
+            if let Some(Value::Object(wanted)) = wanted.0.get("metadata").and_then(|meta| meta.get(member)) {
+                texts.extend(wanted.clone());
             }
+        }
+        if let Value::Object(metadata) = &mut object["metadata"] {
+            // The cache has a part of them, and a write replaces them.
+            metadata.remove("managedFields");
         }
         object["spec"] = wanted.0.get("spec").cloned().unwrap_or_default();
         lifecycle::begin(self.input.set, &mut object);
@@ -236,6 +242,18 @@ impl InstanceSetView<'_> {
     pub(super) fn min_ready(&self) -> Duration {
         Duration::from_secs(self.input.set.spec.min_ready_seconds.unwrap_or(0).max(0).unsigned_abs().into())
     }
+}
+
+/// Inherited labels and annotations that the set no longer has. Others of our own are the instance's state.
+fn stale_metadata(wanted: &Manifest, instance: &RoleInstance) -> BTreeSet<String> {
+    let is_own = |key: &str| key.contains("moongate.io/") || key.contains(keys::PREFIX);
+    let mut stale = managed_metadata::stale_keys(wanted, &instance.metadata, "labels");
+    stale.retain(|key| !is_own(key));
+    let annotations = wanted.0.get("metadata").and_then(|metadata| metadata.get("annotations"));
+    let is_wanted = |key: &str| annotations.is_some_and(|annotations| annotations.get(key).is_some());
+    let inherited = moongate_render::instance::INHERITED.into_iter().filter(|key| !is_wanted(key));
+    stale.extend(inherited.map(str::to_owned));
+    stale
 }
 
 pub(super) fn delete(instance: &RoleInstance) -> WriteAction {

@@ -1,5 +1,6 @@
 //! One cached object: what the cache and its index read from it, and its JSON text.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::api::{DynamicObject, ObjectMeta};
 use moongate_render::RoleNames;
 use rbg_api::keys;
@@ -8,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::{ResourceKey, ports};
 use crate::ResourceKind;
+use crate::plan::FIELD_MANAGER;
 
 /// Kinds of which a group has at most one object, with the group's name.
 const OF_A_GROUP: [ResourceKind; 4] =
@@ -34,9 +36,7 @@ impl ObservedResource {
     pub(super) fn new(key: ResourceKey, mut object: DynamicObject) -> Option<Self> {
         let kind = key.kind;
         let metadata = &mut object.metadata;
-        if kind != ResourceKind::Group {
-            metadata.managed_fields = None;
-        }
+        retain_managed_fields(kind, metadata);
         let uid = metadata.uid.clone()?;
         let version = version(metadata);
         let owners = metadata.owner_references.as_deref().unwrap_or_default();
@@ -206,6 +206,42 @@ fn trim(kind: ResourceKind, object: &mut DynamicObject) {
                 .for_each(|container| retain_members(container, &RETAINED_CONTAINER_MEMBERS));
         }
         _ => {}
+    }
+}
+
+/// Removes managed fields that plans do not use: those of other managers, and all of kinds whose plans compare no managed fields.
+fn retain_managed_fields(kind: ResourceKind, metadata: &mut ObjectMeta) {
+    let is_own = |entry: &ManagedFieldsEntry| entry.manager.as_deref() == Some(FIELD_MANAGER);
+    match kind {
+        // Other managers show whether the group is still written as v1alpha1.
+        ResourceKind::Group => {}
+        ResourceKind::Adapter
+        | ResourceKind::Policy
+        | ResourceKind::Set
+        | ResourceKind::ConfigMap
+        | ResourceKind::Service
+        | ResourceKind::StatefulSet
+        | ResourceKind::Deployment
+        | ResourceKind::LeaderWorkerSet
+        | ResourceKind::PodGroup
+        | ResourceKind::VolcanoPodGroup => {
+            let entries = metadata.managed_fields.get_or_insert_default();
+            entries.retain(|entry| is_own(entry) && entry.operation.as_deref() == Some("Apply"));
+        }
+        // Instances are replaced as a whole; only their labels come from several managers.
+        ResourceKind::Instance => {
+            let entries = metadata.managed_fields.get_or_insert_default();
+            entries.retain(|entry| is_own(entry) && entry.subresource.is_none());
+            for fields in entries.iter_mut().filter_map(|entry| entry.fields_v1.as_mut()) {
+                retain_members(&mut fields.0, &["f:metadata"]);
+                fields
+                    .0
+                    .get_mut("f:metadata")
+                    .into_iter()
+                    .for_each(|fields| retain_members(fields, &["f:labels"]));
+            }
+        }
+        _ => metadata.managed_fields = None,
     }
 }
 

@@ -140,6 +140,35 @@ fn scale_in_drains_and_removes_the_cheapest_instances() {
 }
 
 #[test]
+fn pods_of_a_stateful_set_are_reported_as_recreated() {
+    let mut stateful = role("a", 3);
+    stateful["annotations"] = json!({ "rbg.workloads.x-k8s.io/role-workload-type": "apps/v1/StatefulSet" });
+    let (mut server, created) = up(&group(&json!([stateful])));
+    assert_eq!(created.roles[0].created, 3);
+    let scaled = forecast_change(&mut server, |group| {
+        group["spec"]["roles"][0]["replicas"] = 4.into();
+        Ok(())
+    });
+    assert_eq!(pods(&scaled), [(StepEffect::Create, "g-a-3")]);
+    let update = forecast_change(&mut server, |group| set_images(group, &[assignment("engine:2")]));
+    let recreated = |ordinal: u32| {
+        let name = format!("g-a-{ordinal}");
+        [(StepEffect::Delete, name.clone()), (StepEffect::Create, name)]
+    };
+    let expected: Vec<_> = (0..4).rev().flat_map(recreated).collect();
+    let steps: Vec<_> = pods(&update).into_iter().map(|(effect, name)| (effect, name.to_owned())).collect();
+    assert_eq!(steps, expected);
+    let role = &update.roles[0];
+    assert_eq!((role.pods, role.created, role.deleted, role.out_of_service), (4, 4, 4, 1));
+    let partition = forecast_change(&mut server, |group| {
+        group["spec"]["roles"][0]["rolloutStrategy"] =
+            json!({ "type": "RollingUpdate", "rollingUpdate": { "partition": 3 } });
+        set_images(group, &[assignment("engine:3")])
+    });
+    assert_eq!(pods(&partition), [(StepEffect::Delete, "g-a-3"), (StepEffect::Create, "g-a-3")]);
+}
+
+#[test]
 fn restarts_recreate_pods_and_pauses_hold_updates_back() {
     let (mut server, _) = up(&group(&json!([role("a", 1), role("b", 1)])));
     let names = ["b".to_owned()];

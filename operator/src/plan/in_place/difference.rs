@@ -1,6 +1,7 @@
 //! Differences between a pod and its instance's spec.
 
 use k8s_openapi::api::core::v1::Pod;
+use rbg_api::v1alpha2::InstanceComponent;
 use rbg_api::{PodTemplate, keys};
 use serde_json::{Map, Value};
 
@@ -13,13 +14,18 @@ use crate::status::pod_label;
 pub(crate) const RESTARTED_AT: &str = "kubectl.kubernetes.io/restartedAt";
 
 pub(super) fn old_template(input: InstanceInput<'_>, pod: &Pod, component: &str) -> Option<PodTemplate> {
+    let mut template = old_component(input, pod, component)?["template"].take();
+    template.as_object_mut()?.remove("$patch");
+    serde_json::from_value(template).ok()
+}
+
+/// The component in the revision that the pod was created from.
+fn old_component(input: InstanceInput<'_>, pod: &Pod, component: &str) -> Option<Value> {
     let hash = pod_label(pod, keys::CONTROLLER_REVISION_HASH)?;
     let stored = input.revisions.iter().find(|stored| revisions::hash(stored) == hash)?;
     let data = revisions::data(stored)?;
     let components = data["spec"]["components"].as_array()?;
-    let mut template = components.iter().find(|entry| entry["name"] == component)?["template"].clone();
-    template.as_object_mut()?.remove("$patch");
-    serde_json::from_value(template).ok()
+    components.iter().find(|entry| entry["name"] == component).cloned()
 }
 
 /// The images that differ, by container. `None` if another field of the pod specs differs.
@@ -71,10 +77,20 @@ pub(super) fn metadata_patch(old: &PodTemplate, new: &PodTemplate, member: &str)
     texts
 }
 
+/// Whether the component's Service is another than in the pod's revision: a pod's subdomain cannot be changed.
+pub(super) fn has_other_service(input: InstanceInput<'_>, pod: &Pod, component: &InstanceComponent) -> bool {
+    let Some(old) = old_component(input, pod, &component.name) else { return false };
+    let old = old["serviceName"].as_str().unwrap_or_default();
+    old != component.service_name.as_deref().unwrap_or_default()
+}
+
 /// The images to change so that the pod matches its instance's spec. `None` if the pod must be recreated.
 pub(in crate::plan) fn new_images(input: InstanceInput<'_>, pod: &Pod) -> Option<Map<String, Value>> {
     let component = component_of(input.instance, pod)?;
     let old = old_template(input, pod, &component.name)?;
+    if has_other_service(input, pod, component) {
+        return None;
+    }
     Some(with_pending(images(&old, &component.template)?, pod, &component.template))
 }
 

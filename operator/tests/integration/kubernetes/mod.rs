@@ -24,6 +24,7 @@ mod proxy;
 mod published_manifests;
 mod rbac_rules;
 mod refused_writes;
+mod removed_fields;
 mod requests;
 mod scaling;
 mod single_namespace;
@@ -32,6 +33,7 @@ mod takeover;
 mod test_operator;
 mod topology;
 mod traces;
+mod two_releases;
 mod warmup;
 mod webhooks;
 

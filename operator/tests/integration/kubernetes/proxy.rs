@@ -33,6 +33,8 @@ pub(crate) enum ApiServerFault {
     /// The API server executes the request, but the response is lost.
     ResponseLost,
     Slow,
+    /// No response.
+    Hanging,
     /// A watch works for a moment, then its version has expired.
     Expired,
 }
@@ -50,6 +52,15 @@ const MAX_BODY: usize = 16 << 20;
 struct ProxyCounts {
     requests: u64,
     faults: BTreeMap<ApiServerFault, u64>,
+}
+
+/// Percentages of requests that fail.
+#[derive(Debug, Clone, Copy, Default)]
+struct FaultRates {
+    /// One of [`FAULTS`].
+    any: u32,
+    too_many: u32,
+    hanging: u32,
 }
 
 /// Faults of the next requests. They are shuffled like a deck of cards, so that each fault occurs soon.
@@ -79,8 +90,7 @@ struct FaultSchedules {
 pub(crate) struct FaultProxy {
     address: SocketAddr,
     counts: Arc<Mutex<ProxyCounts>>,
-    /// Percentage of requests that fail.
-    rate: Arc<Mutex<u32>>,
+    rates: Arc<Mutex<FaultRates>>,
     silent: Arc<AtomicBool>,
     _tasks: JoinSet<()>,
 }
@@ -88,7 +98,7 @@ pub(crate) struct FaultProxy {
 struct ProxyState {
     client: Client,
     counts: Arc<Mutex<ProxyCounts>>,
-    rate: Arc<Mutex<u32>>,
+    rates: Arc<Mutex<FaultRates>>,
     decks: Mutex<FaultSchedules>,
     silent: Arc<AtomicBool>,
 }
@@ -98,11 +108,15 @@ impl FaultProxy {
     pub(crate) async fn start(client: Client) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (counts, rate) = (Arc::<Mutex<ProxyCounts>>::default(), Arc::<Mutex<u32>>::default());
+        let (counts, rates) = (Arc::<Mutex<ProxyCounts>>::default(), Arc::<Mutex<FaultRates>>::default());
         let silent = Arc::<AtomicBool>::default();
-        let (of_way, is_silent) = (Arc::clone(&rate), Arc::clone(&silent));
-        let (of_all, decks) = (Arc::clone(&counts), Mutex::default());
-        let state = Arc::new(ProxyState { client, counts: of_all, rate: of_way, decks, silent: is_silent });
+        let state = Arc::new(ProxyState {
+            client,
+            counts: Arc::clone(&counts),
+            rates: Arc::clone(&rates),
+            decks: Mutex::default(),
+            silent: Arc::clone(&silent),
+        });
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             let mut connections = JoinSet::new();
@@ -114,12 +128,17 @@ impl FaultProxy {
                 connections.spawn(async move { drop(connection.await) });
             }
         });
-        Self { address, counts, rate, silent, _tasks: tasks }
+        Self { address, counts, rates, silent, _tasks: tasks }
     }
 
     /// Sets the percentage of requests that fail.
     pub(crate) fn fail(&self, of_a_hundred: u32) {
-        *self.rate.lock() = of_a_hundred;
+        *self.rates.lock() = FaultRates { any: of_a_hundred, ..FaultRates::default() };
+    }
+
+    /// Sets the percentages of requests that get status 429, and no response, at random.
+    pub(crate) fn overload(&self, too_many: u32, hanging: u32) {
+        *self.rates.lock() = FaultRates { any: 0, too_many, hanging };
     }
 
     /// While silent, requests are executed, but no response starts and open watches send nothing. Requests that are waiting at
@@ -152,11 +171,13 @@ impl FaultProxy {
 
 impl ProxyState {
     fn fault(&self, is_watch: bool) -> Option<ApiServerFault> {
-        let rate = *self.rate.lock();
+        let FaultRates { any, too_many, hanging } = *self.rates.lock();
         let mut decks = self.decks.lock();
-        let fault = match is_watch {
-            true => decks.watches.next_fault(&[ApiServerFault::Expired], rate),
-            false => decks.others.next_fault(&FAULTS, rate),
+        let fault = match (is_watch, fastrand::u32(..100)) {
+            (_, number) if number < too_many => Some(ApiServerFault::TooMany),
+            (_, number) if number < too_many + hanging => Some(ApiServerFault::Hanging),
+            (true, _) => decks.watches.next_fault(&[ApiServerFault::Expired], any),
+            (false, _) => decks.others.next_fault(&FAULTS, any),
         };
         drop(decks);
         let mut counts = self.counts.lock();
@@ -198,6 +219,7 @@ async fn forward(state: Arc<ProxyState>, request: Request<Incoming>) -> io::Resu
     match fault {
         Some(ApiServerFault::TooMany) => return refused(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests"),
         Some(ApiServerFault::Internal) => return refused(StatusCode::INTERNAL_SERVER_ERROR, "InternalError"),
+        Some(ApiServerFault::Hanging) => std::future::pending().await,
         Some(ApiServerFault::ConnectionClosed) => return Err(io::ErrorKind::ConnectionReset.into()),
         Some(ApiServerFault::Slow) => {
             tokio::time::sleep(Duration::from_millis(fastrand::u64(500..2000))).await;
