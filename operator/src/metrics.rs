@@ -75,7 +75,7 @@ impl Default for OperatorMetrics {
         let histograms = || -> Family<KindLabels, Histogram, fn() -> Histogram> {
             Family::new_with_constructor(|| Histogram::new(BUCKETS))
         };
-        Self {
+        let metrics = Self {
             reconciles: registry.register(
                 "moongate_operator_reconciles_total",
                 "Reconciliations: `done`, `invalid_spec`, `failed` (a write was rejected)",
@@ -130,7 +130,12 @@ impl Default for OperatorMetrics {
             webhooks_pending: AtomicBool::new(false),
             waiting_for: Mutex::default(),
             registry,
+        };
+        // Without samples, Prometheus cannot compute an increase.
+        for kind in ResourceKind::ALL {
+            metrics.watch_failures.get_or_create(&KindLabels { kind: kind.name() }).inc_by(0);
         }
+        metrics
     }
 }
 

@@ -198,6 +198,8 @@ mod tests {
         let watches = watches.load(Ordering::Relaxed);
         assert!((20..=24).contains(&watches), "{watches} watches of 150 s");
         let text = metrics.text();
-        assert!(!text.contains("moongate_operator_watch_failures_total{"), "{text}");
+        let failures =
+            text.lines().filter(|line| line.starts_with("moongate_operator_watch_failures_total{"));
+        assert!(failures.clone().count() > 0 && failures.clone().all(|line| line.ends_with(" 0")), "{text}");
     }
 }
