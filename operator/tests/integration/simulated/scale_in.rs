@@ -133,8 +133,12 @@ fn scaling_up_returns_draining_instances_to_service() {
         let group = cluster.server.get(ResourceKind::Group, "g").unwrap();
         assert!(is(group, "Ready", "True") && is(group, "Progressing", "True"), "{}", group["status"]);
         scale(&mut cluster, &[3, 3, 2, 2]);
-        cluster.hooks.not_ready_responses = 2;
         cluster.kills_per_mille = kills_per_mille;
+        // No drain ends before the operator has observed the change.
+        while in_service(&cluster.server).values().sum::<usize>() < 10 {
+            cluster.run_for(1, |_| {});
+        }
+        cluster.hooks.not_ready_responses = 2;
         cluster.run(|_| {});
         assert_eq!(unsettled(&cluster.server), [""; 0]);
         assert_eq!(pods(&cluster.server), before, "{kills_per_mille}");
