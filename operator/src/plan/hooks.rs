@@ -70,8 +70,14 @@ fn name(pod: &Pod) -> &str {
 fn progress(pod: &Pod) -> Option<HookProgress> {
     let hooks = in_place::annotation(pod, STATE)?.get("hooks")?.clone();
     let mut progress: HookProgress = serde_json::from_value(hooks).ok()?;
-    if progress.phase == HookPhase::Draining && !in_place::has_pending_images(pod) {
+    let is_settling = match progress.phase {
         // Another operator, without support for hooks, has changed the images.
+        HookPhase::Draining => !in_place::has_pending_images(pod),
+        // The pod is in service again. Its `/settled` has to report that: a drain ends only after that call, or ten minutes.
+        HookPhase::Leaving => in_place::gate_since(pod, true).is_some(),
+        HookPhase::Settling | HookPhase::Settled => false,
+    };
+    if is_settling {
         progress.phase = HookPhase::Settling;
     }
     Some(progress)
@@ -91,14 +97,6 @@ pub(super) fn are_used(instance: &RoleInstance) -> bool {
 pub(super) fn leaving_state(pod: &Pod) -> Option<String> {
     port(annotation(pod, keys::UPGRADE_HOOKS))?;
     let hooks = HookProgress { phase: HookPhase::Leaving, unfinished: Vec::new() };
-    Some(in_place::state_with(pod, json!(hooks)))
-}
-
-/// State to store when the gate is opened again; `None` if the pod was not to be deleted. Its `/settled` then has to report that it
-/// serves again: the drain of a pod ends only after that call, or ten minutes.
-pub(super) fn returning_state(pod: &Pod) -> Option<String> {
-    progress(pod).filter(|progress| progress.phase == HookPhase::Leaving)?;
-    let hooks = HookProgress { phase: HookPhase::Settling, unfinished: Vec::new() };
     Some(in_place::state_with(pod, json!(hooks)))
 }
 

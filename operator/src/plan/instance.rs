@@ -246,9 +246,8 @@ fn patch_readiness_gates(
     for pod in pods {
         let settled = pod_has(pod, "InPlaceUpdateReady");
         let serving = pod_has(pod, "InstancePodReady");
-        let opens = !settled && is_up(pod) && all_up;
         let mut conditions = Vec::new();
-        if opens {
+        if !settled && is_up(pod) && all_up {
             conditions.push(in_place::condition("InPlaceUpdateReady", true, "", "", input.now));
         }
         if serving != all_up && (serving || settled || is_up(pod)) {
@@ -267,12 +266,9 @@ fn patch_readiness_gates(
         if plan.steps.iter().any(is_patched) {
             continue;
         }
-        let mut annotations = pod_locations::topology_annotations(input, pod);
-        if let Some(state) = hooks::returning_state(pod).filter(|_| opens) {
-            annotations.insert(in_place::STATE.to_owned(), state.into());
-        }
+        let topology = pod_locations::topology_annotations(input, pod);
         let name = pod.metadata.name.clone().unwrap_or_default();
-        let mut body = json!({ "metadata": { "uid": pod.metadata.uid, "annotations": annotations } });
+        let mut body = json!({ "metadata": { "uid": pod.metadata.uid, "annotations": topology } });
         if !conditions.is_empty() {
             let is_ready =
                 |gate_state: &Value| gate_state["type"] == "Ready" && gate_state["status"] == "True";
@@ -286,7 +282,7 @@ fn patch_readiness_gates(
             let reason =
                 if all_up { "all pods of the instance are up" } else { "a pod of the instance is down" };
             plan.push(WriteAction::Patch { kind: ResourceKind::Pod, name, status: true, body }, reason);
-        } else if serving && !annotations.is_empty() {
+        } else if serving && !topology.is_empty() {
             plan.push(
                 WriteAction::Patch { kind: ResourceKind::Pod, name, status: false, body },
                 "the pod's topology annotations are missing",

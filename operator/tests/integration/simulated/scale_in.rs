@@ -134,8 +134,10 @@ fn scaling_up_returns_draining_instances_to_service() {
         assert!(is(group, "Ready", "True") && is(group, "Progressing", "True"), "{}", group["status"]);
         scale(&mut cluster, &[3, 3, 2, 2]);
         cluster.kills_per_mille = kills_per_mille;
-        // Pods that have drained before the operator has observed the new numbers are deleted.
-        cluster.run_for(300, |_| {});
+        // No drain ends before the operator has observed the change.
+        while in_service(&cluster.server).values().sum::<usize>() < 10 {
+            cluster.run_for(1, |_| {});
+        }
         cluster.hooks.not_ready_responses = 2;
         cluster.run(|_| {});
         assert_eq!(unsettled(&cluster.server), [""; 0]);
@@ -189,6 +191,36 @@ fn a_failed_pod_of_a_draining_instance_is_not_replaced() {
         assert_eq!(pods(server).into_iter().find(unknown), None);
     });
     assert_eq!(cluster.hooks.left_draining(), 2);
+}
+
+#[test]
+fn a_draining_instance_stays_the_one_that_goes() {
+    let mut cluster = OperatorSimulation::new(up(roles("1h"), 1).server, 3);
+    cluster.hooks.not_ready_responses = usize::MAX;
+    scale(&mut cluster, &[3, 2, 2, 2]);
+    until_draining(&mut cluster, 1);
+    let leaving = |server: &SimulatedApiServer| -> Vec<String> {
+        let state =
+            |instance: &&Value| instance["metadata"]["labels"][keys::LIFECYCLE_STATE] == "PreparingDelete";
+        server
+            .all(ResourceKind::Instance)
+            .filter(state)
+            .map(|one| one["metadata"]["name"].to_string())
+            .collect()
+    };
+    let chosen = leaving(&cluster.server);
+    for pod in of_role(&cluster.server, ResourceKind::Pod, "u") {
+        cluster.edit(ResourceKind::Pod, &pod, |pod| {
+            // Another instance fails, and is now worth less.
+            let is_other = !chosen[0].contains(pod["metadata"]["name"].as_str().unwrap());
+            pod["metadata"]["annotations"][keys::POD_DELETION_COST] =
+                if is_other { "-1" } else { "1" }.into();
+            if is_other {
+                pod["status"]["phase"] = "Failed".into();
+            }
+        });
+    }
+    cluster.run_for(500, |server| assert_eq!(leaving(server), chosen));
 }
 
 #[test]
