@@ -92,8 +92,9 @@ fn pods_prefer_the_nodes_of_their_predecessors() {
         "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms",
     );
     assert_eq!(terms.as_array().unwrap().len(), 1);
-    assert_eq!(at(terms, "/0/matchExpressions/0/key"), "bad");
-    assert_eq!(at(terms, "/0/matchExpressions/1/values/0"), "n1");
+    // Upstream's order.
+    assert_eq!(at(terms, "/0/matchExpressions/0/values/0"), "n1");
+    assert_eq!(at(terms, "/0/matchExpressions/1/key"), "bad");
     let preferred = placed(&placement(false));
     let weight = "/spec/affinity/nodeAffinity/preferredDuringSchedulingIgnoredDuringExecution/0/weight";
     assert_eq!(at(&preferred, weight), 100);
