@@ -175,7 +175,7 @@ struct WebhookArgs {
 impl WebhookArgs {
     async fn start(
         self,
-        operator: &OperatorOptions,
+        operator: &mut OperatorOptions,
         namespace: &str,
         supervisor: &Supervisor,
     ) -> anyhow::Result<()> {
@@ -186,12 +186,14 @@ impl WebhookArgs {
             port: self.webhook_service_port,
             secret: self.webhook_secret,
             size_limits: operator.size_limits,
+            ownership: webhooks::OwnershipTiming::default(),
         };
         let connect =
             moongate_operator::client(operator.kubeconfig.as_deref(), operator.limits, &operator.metrics);
         let client = connect.await.map_err(operator_error)?;
         let metrics = Arc::clone(&operator.metrics);
-        webhooks::start(bind(self.webhook_listen)?, client, options, metrics, supervisor)?;
+        let owner = webhooks::start(bind(self.webhook_listen)?, client, options, metrics, supervisor)?;
+        operator.webhook_owner = Some(owner);
         Ok(())
     }
 }
@@ -204,7 +206,7 @@ fn operator_error(error: OperatorError) -> anyhow::Error {
 /// Runs the operator until it is terminated or loses leadership.
 pub(crate) async fn run(command: OperatorArgs, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
     let traces = Tracer::start(&command.telemetry, "moongate-operator").map_err(invalid_settings)?;
-    let options = OperatorOptions {
+    let mut options = OperatorOptions {
         kubeconfig: command.kubeconfig,
         namespace: command.namespace,
         workers: command.max_concurrent_reconciles,
@@ -216,7 +218,7 @@ pub(crate) async fn run(command: OperatorArgs, supervisor: Supervisor) -> anyhow
         ..OperatorOptions::default()
     };
     admin::start(bind(command.admin_listen)?, Arc::clone(&options.metrics), &supervisor);
-    command.webhooks.start(&options, &command.own_namespace, &supervisor).await?;
+    command.webhooks.start(&mut options, &command.own_namespace, &supervisor).await?;
     let stop = supervisor.token();
     let mut running = std::pin::pin!(moongate_operator::run(options, &supervisor));
     tokio::select! {

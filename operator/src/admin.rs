@@ -29,9 +29,9 @@ pub fn start(listener: TcpListener, metrics: Arc<OperatorMetrics>, supervisor: &
 }
 
 async fn ready(State(metrics): State<Arc<OperatorMetrics>>) -> Response {
-    match metrics.is_ready() {
-        true => "ok".into_response(),
-        false => (StatusCode::SERVICE_UNAVAILABLE, "starting").into_response(),
+    match metrics.unready_reason() {
+        None => "ok".into_response(),
+        Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, reason).into_response(),
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use moongate_runtime::metrics::MetricsRegistry;
+use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -61,8 +62,11 @@ pub struct OperatorMetrics {
     leading: Gauge,
     events_dropped: Counter,
     webhooks: Family<WebhookLabels, Counter>,
+    webhooks_owned: Gauge,
     synced: AtomicBool,
     webhooks_pending: AtomicBool,
+    /// The release that this one waits for.
+    waiting_for: Mutex<Option<String>>,
 }
 
 impl Default for OperatorMetrics {
@@ -117,8 +121,14 @@ impl Default for OperatorMetrics {
                 "Webhook requests: `converted`, `allowed`, `refused`, or `invalid` for an unreadable body",
                 Family::default(),
             ),
+            webhooks_owned: registry.register(
+                "moongate_operator_webhooks_owned",
+                "1 while this release owns the cluster's webhooks; 0 without webhooks, or while another release owns them",
+                Gauge::default(),
+            ),
             synced: AtomicBool::new(false),
             webhooks_pending: AtomicBool::new(false),
+            waiting_for: Mutex::default(),
             registry,
         }
     }
@@ -144,11 +154,23 @@ impl OperatorMetrics {
     }
 
     /// Whether the operator is ready: it leads and has listed all objects, or it is a standby; and its webhooks, if enabled,
-    /// are registered.
+    /// are registered, and no other release owns them while this one would reconcile the same objects.
     #[must_use]
     pub fn is_ready(&self) -> bool {
+        self.unready_reason().is_none()
+    }
+
+    /// Why the operator is not ready, and what to do.
+    pub(crate) fn unready_reason(&self) -> Option<String> {
+        if let Some(owner) = &*self.waiting_for.lock() {
+            return Some(format!(
+                "waiting: release {owner} owns the webhooks and reconciles this cluster; uninstall it, or give each release \
+                 its own namespace (operator.namespace)"
+            ));
+        }
         let is_synced_or_standby = self.leading.get() == 0 || self.synced.load(Ordering::Relaxed);
-        is_synced_or_standby && !self.webhooks_pending.load(Ordering::Relaxed)
+        let is_ready = is_synced_or_standby && !self.webhooks_pending.load(Ordering::Relaxed);
+        (!is_ready).then(|| "starting".to_owned())
     }
 
     pub(crate) fn observe_reconcile(
@@ -199,6 +221,15 @@ impl OperatorMetrics {
         self.webhooks.get_or_create(&WebhookLabels { webhook, result }).inc();
     }
 
+    pub(crate) fn set_webhooks_owned(&self, is_owned: bool) {
+        self.webhooks_owned.set(is_owned.into());
+    }
+
+    /// Sets the release that this one waits for.
+    pub(crate) fn set_waiting_for(&self, owner: Option<String>) {
+        *self.waiting_for.lock() = owner;
+    }
+
     pub(crate) fn set_webhooks_pending(&self, is_pending: bool) {
         self.webhooks_pending.store(is_pending, Ordering::Relaxed);
     }
@@ -218,5 +249,10 @@ mod tests {
         assert!(metrics.is_ready());
         metrics.set_webhooks_pending(true);
         assert!(!metrics.is_ready());
+        metrics.set_webhooks_pending(false);
+        metrics.set_waiting_for(Some("n/s".to_owned()));
+        assert!(metrics.unready_reason().unwrap().contains("release n/s owns"));
+        metrics.set_waiting_for(None);
+        assert!(metrics.is_ready());
     }
 }

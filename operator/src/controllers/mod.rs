@@ -3,6 +3,7 @@
 mod hook_client;
 mod leader_election;
 mod lease_connection;
+mod other_release;
 mod reconcile;
 mod stalled;
 mod timeouts;
@@ -18,6 +19,7 @@ use kube::{Client, Config};
 use moongate_render::{GangScheduler, SizeLimits};
 use moongate_runtime::Supervisor;
 use moongate_telemetry::Tracer;
+use tokio::sync::watch;
 use tower::layer::layer_fn;
 use tower::util::MapRequestLayer;
 
@@ -25,9 +27,11 @@ use crate::events::EventRecorder;
 use crate::plan::PlanSettings;
 use crate::resource_cache::{KindWatcher, ObservedCluster};
 use crate::resource_writer::ResourceWriter;
+use crate::webhooks::WebhookOwner;
 use crate::{KubeClientError, OperatorMetrics, ResourceKind};
 
 pub use leader_election::LeadershipLost;
+pub use other_release::OwnedByOther;
 pub use timeouts::ApiServerTimeouts;
 
 /// Settings of the operator's controllers.
@@ -51,6 +55,8 @@ pub struct OperatorOptions {
     pub ports: Option<Range<u16>>,
     /// Timeouts of the API server.
     pub limits: ApiServerTimeouts,
+    /// The release that owns the webhooks. While another one does, an operator of all namespaces reconciles nothing.
+    pub webhook_owner: Option<watch::Receiver<WebhookOwner>>,
     pub metrics: Arc<OperatorMetrics>,
     pub traces: Tracer,
 }
@@ -67,6 +73,7 @@ impl Default for OperatorOptions {
             size_limits: SizeLimits::default(),
             ports: None,
             limits: ApiServerTimeouts::default(),
+            webhook_owner: None,
             metrics: Arc::default(),
             traces: Tracer::disabled(),
         }
@@ -84,6 +91,8 @@ pub enum OperatorError {
     Hooks(#[from] reqwest::Error),
     #[error(transparent)]
     Lease(#[from] LeadershipLost),
+    #[error(transparent)]
+    Owner(#[from] OwnedByOther),
 }
 
 /// State shared by workers.
@@ -104,6 +113,14 @@ struct ControllerContext {
 pub async fn run(options: OperatorOptions, supervisor: &Supervisor) -> Result<(), OperatorError> {
     let client = client(options.kubeconfig.as_deref(), options.limits, &options.metrics).await?;
     let stop = supervisor.token();
+    // With a namespace of its own, a release runs besides the owner.
+    let mut owner = options.webhook_owner.clone().filter(|_| options.namespace.is_none());
+    if let Some(owner) = &mut owner {
+        tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            () = other_release::wait(owner, &options.metrics) => {}
+        }
+    }
     let lease_held = match &options.lease {
         Some((namespace, name)) => {
             let connection =
@@ -153,15 +170,16 @@ pub async fn run(options: OperatorOptions, supervisor: &Supervisor) -> Result<()
         supervisor
             .spawn_essential("operator worker", reconcile::run_worker(Arc::clone(&shared), working.clone()));
     }
-    let outcome = match &lease_held {
-        Some((lease, acquired)) => tokio::select! {
-            () = stop.cancelled() => Ok(()),
-            lost = lease.renew_until_lost(*acquired) => Err(lost.into()),
-        },
-        None => {
-            stop.cancelled().await;
-            Ok(())
+    let lost = async {
+        match &lease_held {
+            Some((lease, acquired)) => lease.renew_until_lost(*acquired).await,
+            None => std::future::pending().await,
         }
+    };
+    let outcome = tokio::select! {
+        () = stop.cancelled() => Ok(()),
+        lost = lost => Err(OperatorError::from(lost)),
+        other = other_release::taken_over(owner.as_mut()) => Err(other.into()),
     };
     working.cancel();
     metrics.set_leading(false);

@@ -4,6 +4,7 @@
 //! the CA in the API server's configuration. Every replica serves them, also one that does not lead.
 
 mod certificate;
+mod ownership;
 mod registration;
 mod review;
 mod server;
@@ -25,11 +26,14 @@ use moongate_runtime::net::TcpListener;
 use rbg_api::v1alpha2::{RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleBasedGroupSet};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tokio::sync::watch;
 use tokio::time::error::Elapsed;
 
 use crate::OperatorMetrics;
 use crate::validation::{self, ValidationError};
 use review::AdmissionReviewRequest;
+
+pub use ownership::{OwnershipTiming, WebhookOwner};
 
 const CONVERT: &str = "/convert";
 const VALIDATE: &str = "/validate";
@@ -50,9 +54,10 @@ pub struct WebhookOptions {
     pub secret: String,
     /// Maximum numbers of objects that one object may request.
     pub size_limits: SizeLimits,
+    pub ownership: OwnershipTiming,
 }
 
-/// Serves the webhooks until the supervisor stops.
+/// Serves the webhooks until the supervisor stops. Returns the release that owns them, which may change.
 ///
 /// # Errors
 /// The TLS configuration is invalid.
@@ -62,7 +67,7 @@ pub fn start(
     options: WebhookOptions,
     metrics: Arc<OperatorMetrics>,
     supervisor: &Supervisor,
-) -> Result<(), rustls::Error> {
+) -> Result<watch::Receiver<WebhookOwner>, rustls::Error> {
     let certificate = Arc::new(server::ServingCertificate::default());
     metrics.set_webhooks_pending(true);
     let routes = Router::new().route(CONVERT, post(convert)).route(VALIDATE, post(validate)).with_state(
@@ -73,12 +78,13 @@ pub fn start(
         },
     );
     server::serve(listener, Arc::clone(&certificate), routes, supervisor)?;
-    let registration = registration::WebhookRegistration::new(client, options, certificate, metrics);
+    let (sender, owner) = watch::channel(WebhookOwner::Unknown);
+    let registration = registration::WebhookRegistration::new(client, options, certificate, metrics, sender);
     let stop = supervisor.token();
     supervisor.spawn_essential("webhook registration", async move {
         stop.run_until_cancelled(registration.run()).await;
     });
-    Ok(())
+    Ok(owner)
 }
 
 /// State shared by the handlers.

@@ -12,20 +12,23 @@ use k8s_openapi::api::admissionregistration::v1::{
     RuleWithOperations, ServiceReference as ValidatorReference, ValidatingWebhook,
     ValidatingWebhookConfiguration, WebhookClientConfig as ValidatorConfig,
 };
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{Secret, Service};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceConversion, CustomResourceDefinition, ServiceReference, WebhookClientConfig,
     WebhookConversion,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
-use kube::api::{PartialObjectMeta, Patch, PatchParams, PostParams};
+use kube::api::{ListParams, PartialObjectMeta, Patch, PatchParams, PostParams};
 use kube::runtime::watcher::{Config, Event};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use serde_json::json;
+use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::certificate::{WebhookCertificate, WebhookCertificateError};
+use super::ownership::{Ownership, OwnershipTracker, WebhookOwner};
 use super::server::ServingCertificate;
 use super::{CONVERT, VALIDATE, WebhookOptions};
 use crate::OperatorMetrics;
@@ -40,9 +43,9 @@ const WEBHOOKS: [(&str, &str); 2] =
 /// Timeout of the API server for a validation.
 const WEBHOOK_TIMEOUT_SECONDS: i32 = 10;
 
-/// Interval between checks without events: the certificate may need renewal.
-const RECHECK_INTERVAL: Duration = Duration::from_secs(12 * 3600);
 const RETRY: Duration = Duration::from_secs(2);
+/// Interval between checks whether another release, which owns the webhooks, is still installed.
+const OWNER_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 enum WebhookRegistrationError {
@@ -62,6 +65,8 @@ pub(super) struct WebhookRegistration {
     options: WebhookOptions,
     certificate: Arc<ServingCertificate>,
     metrics: Arc<OperatorMetrics>,
+    tracker: OwnershipTracker,
+    owner: watch::Sender<WebhookOwner>,
 }
 
 impl WebhookRegistration {
@@ -70,16 +75,19 @@ impl WebhookRegistration {
         options: WebhookOptions,
         certificate: Arc<ServingCertificate>,
         metrics: Arc<OperatorMetrics>,
+        owner: watch::Sender<WebhookOwner>,
     ) -> Self {
-        Self { client, options, certificate, metrics }
+        let own = format!("{}/{}", options.namespace, options.service);
+        let tracker = OwnershipTracker::new(own, options.ownership);
+        Self { client, options, certificate, metrics, tracker, owner }
     }
 
     /// Reconciles all objects, and again after each change of them.
-    pub(super) async fn run(self) {
+    pub(super) async fn run(mut self) {
         let mut changes = self.changes();
         loop {
             let wait = match self.reconcile().await {
-                Ok(()) => RECHECK_INTERVAL,
+                Ok(wait) => wait,
                 Err(error) => {
                     tracing::warn!(%error, "cannot register the webhooks; retrying");
                     RETRY
@@ -90,17 +98,40 @@ impl WebhookRegistration {
         }
     }
 
-    async fn reconcile(&self) -> Result<(), WebhookRegistrationError> {
+    /// Returns the time until the next check without events. Other releases' objects stay unchanged.
+    async fn reconcile(&mut self) -> Result<Duration, WebhookRegistrationError> {
         let certificate = self.certificate().await?;
         let ca_bundle = ByteString(certificate.authorities.clone());
-        for definition in CONVERTED {
-            self.register_conversion(definition, &ca_bundle).await?;
+        // First, since it has the owner of all others.
+        let (owner, wait) = match self.register_validation(&ca_bundle).await? {
+            Ownership::Own { .. } => (WebhookOwner::Own, self.tracker.renewal()),
+            Ownership::Other { owner, expires_in } => {
+                (WebhookOwner::Other(owner), expires_in.min(OWNER_CHECK_INTERVAL))
+            }
+        };
+        if owner == WebhookOwner::Own {
+            for definition in CONVERTED {
+                self.register_conversion(definition, &ca_bundle).await?;
+            }
         }
-        self.register_validation(&ca_bundle).await?;
         // Serve the certificate only after its CA is registered.
         self.certificate.replace(certificate.signing()?);
+        self.metrics.set_webhooks_owned(owner == WebhookOwner::Own);
         self.metrics.set_webhooks_pending(false);
-        Ok(())
+        self.publish(owner);
+        Ok(wait)
+    }
+
+    fn publish(&self, owner: WebhookOwner) {
+        let is_new = self.owner.send_if_modified(|last| std::mem::replace(last, owner.clone()) != owner);
+        if let (true, WebhookOwner::Other(owner)) = (is_new, owner) {
+            let expiry = self.options.ownership.expiry;
+            tracing::warn!(
+                owner,
+                ?expiry,
+                "another release owns the webhooks and the conversion of the CRDs; this one takes over when it is uninstalled"
+            );
+        }
     }
 
     /// The certificate shared by the replicas; a new one if it is missing, invalid or due for renewal.
@@ -179,27 +210,56 @@ impl WebhookRegistration {
         }
     }
 
-    async fn register_validation(&self, ca_bundle: &ByteString) -> Result<(), WebhookRegistrationError> {
+    /// Writes the configuration if this release owns it, with a renewal if that is due.
+    async fn register_validation(
+        &mut self,
+        ca_bundle: &ByteString,
+    ) -> Result<Ownership, WebhookRegistrationError> {
         let configurations: Api<ValidatingWebhookConfiguration> = Api::all(self.client.clone());
         let live = configurations.get_opt(CONFIGURATION).await;
         let live = live.map_err(failed("cannot read the ValidatingWebhookConfiguration"))?;
+        let mut ownership = self.tracker.observe(live.as_ref().map(|live| &live.metadata), Instant::now());
+        if let Ownership::Other { owner, .. } = &ownership
+            && self.is_uninstalled(owner).await
+        {
+            tracing::info!(owner, "the Service of the webhooks' owner is gone; taking over");
+            ownership = Ownership::Own { is_due: true };
+        }
+        let Ownership::Own { is_due } = ownership else { return Ok(ownership) };
         let webhooks = Some(WEBHOOKS.map(|(name, plural)| self.webhook(name, plural, ca_bundle)).to_vec());
+        let is_registered = live.as_ref().is_some_and(|live| live.webhooks == webhooks);
+        if is_registered && !is_due {
+            return Ok(ownership);
+        }
         let parameters = PostParams::default();
+        // A release that has written first causes a conflict.
         match live {
-            Some(live) if live.webhooks == webhooks => return Ok(()),
             Some(live) => {
-                let wanted = ValidatingWebhookConfiguration { webhooks, ..live };
+                let mut wanted = ValidatingWebhookConfiguration { webhooks, ..live };
+                self.tracker.write(&mut wanted.metadata);
                 configurations.replace(CONFIGURATION, &parameters, &wanted).await
             }
             None => {
-                let metadata = ObjectMeta { name: Some(CONFIGURATION.to_owned()), ..ObjectMeta::default() };
+                let mut metadata =
+                    ObjectMeta { name: Some(CONFIGURATION.to_owned()), ..ObjectMeta::default() };
+                self.tracker.write(&mut metadata);
                 let wanted = ValidatingWebhookConfiguration { metadata, webhooks };
                 configurations.create(&parameters, &wanted).await
             }
         }
         .map_err(failed("cannot write the ValidatingWebhookConfiguration"))?;
-        tracing::info!(configuration = CONFIGURATION, "registered validating webhook");
-        Ok(())
+        if !is_registered {
+            tracing::info!(configuration = CONFIGURATION, "registered validating webhook");
+        }
+        Ok(ownership)
+    }
+
+    /// Whether a release, as `NAMESPACE/SERVICE`, has no Service any more. Without permission to list Services, it may have one.
+    async fn is_uninstalled(&self, owner: &str) -> bool {
+        let Some((namespace, service)) = owner.split_once('/') else { return true };
+        let services: Api<Service> = Api::namespaced(self.client.clone(), namespace);
+        let named = ListParams::default().fields(&format!("metadata.name={service}"));
+        services.list_metadata(&named).await.is_ok_and(|list| list.items.is_empty())
     }
 
     /// The webhook with all defaults of the API server, so that it equals the stored one.

@@ -33,6 +33,7 @@ mod takeover;
 mod test_operator;
 mod topology;
 mod traces;
+mod two_releases;
 mod warmup;
 mod webhooks;
 

@@ -101,6 +101,7 @@ impl PermissionsFixture {
             port: listener.local_addr().unwrap().port(),
             secret: "moongate-webhooks".to_owned(),
             size_limits: SizeLimits::default(),
+            ownership: webhooks::OwnershipTiming::default(),
         };
         let client = Client::try_from(config).unwrap();
         webhooks::start(listener, client, options, Arc::default(), supervisor).unwrap();

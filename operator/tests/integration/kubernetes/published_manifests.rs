@@ -34,6 +34,7 @@ pub(crate) async fn webhooks(namespace: &TestNamespace) -> Supervisor {
         port: listener.local_addr().unwrap().port(),
         secret: "certificate".to_owned(),
         size_limits: SizeLimits::default(),
+        ownership: webhooks::OwnershipTiming::default(),
     };
     webhooks::start(listener, namespace.client.clone(), options, Arc::default(), &supervisor).unwrap();
     supervisor

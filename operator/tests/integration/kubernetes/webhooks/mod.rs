@@ -39,6 +39,7 @@ fn start(namespace: &TestNamespace, address: SocketAddr) -> (Supervisor, SocketA
         port: address.port(),
         secret: SECRET.to_owned(),
         size_limits: SizeLimits::default(),
+        ownership: webhooks::OwnershipTiming::default(),
     };
     webhooks::start(listener, namespace.client.clone(), options, Arc::default(), &supervisor).unwrap();
     (supervisor, address)
