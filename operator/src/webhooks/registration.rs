@@ -12,13 +12,13 @@ use k8s_openapi::api::admissionregistration::v1::{
     RuleWithOperations, ServiceReference as ValidatorReference, ValidatingWebhook,
     ValidatingWebhookConfiguration, WebhookClientConfig as ValidatorConfig,
 };
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{Secret, Service};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceConversion, CustomResourceDefinition, ServiceReference, WebhookClientConfig,
     WebhookConversion,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
-use kube::api::{PartialObjectMeta, Patch, PatchParams, PostParams};
+use kube::api::{ListParams, PartialObjectMeta, Patch, PatchParams, PostParams};
 use kube::runtime::watcher::{Config, Event};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, Resource};
@@ -44,6 +44,8 @@ const WEBHOOKS: [(&str, &str); 2] =
 const WEBHOOK_TIMEOUT_SECONDS: i32 = 10;
 
 const RETRY: Duration = Duration::from_secs(2);
+/// Interval between checks whether another release, which owns the webhooks, is still installed.
+const OWNER_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 enum WebhookRegistrationError {
@@ -103,7 +105,9 @@ impl WebhookRegistration {
         // First, since it has the owner of all others.
         let (owner, wait) = match self.register_validation(&ca_bundle).await? {
             Ownership::Own { .. } => (WebhookOwner::Own, self.tracker.renewal()),
-            Ownership::Other { owner, expires_in } => (WebhookOwner::Other(owner), expires_in),
+            Ownership::Other { owner, expires_in } => {
+                (WebhookOwner::Other(owner), expires_in.min(OWNER_CHECK_INTERVAL))
+            }
         };
         if owner == WebhookOwner::Own {
             for definition in CONVERTED {
@@ -214,7 +218,13 @@ impl WebhookRegistration {
         let configurations: Api<ValidatingWebhookConfiguration> = Api::all(self.client.clone());
         let live = configurations.get_opt(CONFIGURATION).await;
         let live = live.map_err(failed("cannot read the ValidatingWebhookConfiguration"))?;
-        let ownership = self.tracker.observe(live.as_ref().map(|live| &live.metadata), Instant::now());
+        let mut ownership = self.tracker.observe(live.as_ref().map(|live| &live.metadata), Instant::now());
+        if let Ownership::Other { owner, .. } = &ownership
+            && self.is_uninstalled(owner).await
+        {
+            tracing::info!(owner, "the Service of the webhooks' owner is gone; taking over");
+            ownership = Ownership::Own { is_due: true };
+        }
         let Ownership::Own { is_due } = ownership else { return Ok(ownership) };
         let webhooks = Some(WEBHOOKS.map(|(name, plural)| self.webhook(name, plural, ca_bundle)).to_vec());
         let is_registered = live.as_ref().is_some_and(|live| live.webhooks == webhooks);
@@ -242,6 +252,14 @@ impl WebhookRegistration {
             tracing::info!(configuration = CONFIGURATION, "registered validating webhook");
         }
         Ok(ownership)
+    }
+
+    /// Whether a release, as `NAMESPACE/SERVICE`, has no Service any more. Without permission to list Services, it may have one.
+    async fn is_uninstalled(&self, owner: &str) -> bool {
+        let Some((namespace, service)) = owner.split_once('/') else { return true };
+        let services: Api<Service> = Api::namespaced(self.client.clone(), namespace);
+        let named = ListParams::default().fields(&format!("metadata.name={service}"));
+        services.list_metadata(&named).await.is_ok_and(|list| list.items.is_empty())
     }
 
     /// The webhook with all defaults of the API server, so that it equals the stored one.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::TryStreamExt as _;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher::{Config, Event, watcher};
@@ -164,4 +165,49 @@ async fn round(client: &kube::Client, killer: &mut OperatorKiller) {
         (is_deleted().await && pods(client).await.is_empty()).then_some(())
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_leaders_are_replaced_and_nothing_is_done_twice() {
+    const LEASE: &str = "operator";
+    let plane = ControlPlane::shared().await.unwrap();
+    let namespace = plane.namespace("leader-kills").await.unwrap();
+    let client = namespace.client.clone();
+    install(&client).await;
+    let pace = KubeletTimings { restart: Duration::from_millis(300), ..KubeletTimings::default() };
+    let _kubelet = FakeKubelet::start(client.clone(), &namespace.name, pace).await.unwrap();
+    let leases: Api<Lease> = Api::default_namespaced(client.clone());
+    let mut replicas: BTreeMap<String, OperatorProcess> = BTreeMap::new();
+    let start = |name: String| {
+        let process = OperatorProcess::start_replica(&plane.kubeconfig(), &namespace.name, LEASE, &name);
+        (name, process)
+    };
+    replicas.extend(["r1", "r2"].map(|name| start(name.to_owned())));
+    let groups: Api<RoleBasedGroup> = Api::default_namespaced(client.clone());
+    groups.create(&PostParams::default(), &group(roles("engine:1"))).await.unwrap();
+    settled(&groups).await;
+    let created = pods(&client).await;
+
+    let image = Patch::Merge(json!({ "spec": { "roles": roles("engine:2") } }));
+    groups.patch("g", &PatchParams::default(), &image).await.unwrap();
+    for kill in 3..6 {
+        let leader = eventually("a living replica leads", async || {
+            let holder = leases.get_opt(LEASE).await.unwrap()?.spec?.holder_identity?;
+            let name = holder.split('_').next()?.to_owned();
+            replicas.contains_key(&name).then_some(name)
+        })
+        .await;
+        tokio::time::sleep(Duration::from_secs(1).mul_f64(fastrand::f64())).await;
+        replicas.remove(&leader).unwrap().kill();
+        replicas.extend([start(format!("r{kill}"))]);
+    }
+    settled(&groups).await;
+    let updated = pods(&client).await;
+    let uids = |pods: &[Pod]| pods.iter().map(|pod| pod.metadata.uid.clone()).collect::<Vec<_>>();
+    assert_eq!(uids(&updated), uids(&created));
+    assert_eq!(updated.iter().map(restarts).collect::<Vec<_>>(), [1; 6]);
+    let transitions = leases.get(LEASE).await.unwrap().spec.unwrap().lease_transitions;
+    assert!(transitions >= Some(3), "{transitions:?} changes of the leader");
+    drop(replicas);
+    namespace.delete().await.unwrap();
 }

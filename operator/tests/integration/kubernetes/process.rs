@@ -3,21 +3,40 @@
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use moongate_operator::OperatorOptions;
 use moongate_runtime::Supervisor;
 
 const KUBECONFIG: &str = "MOONGATE_TEST_KUBECONFIG";
 const NAMESPACE: &str = "MOONGATE_TEST_NAMESPACE";
+const LEASE: &str = "MOONGATE_TEST_LEASE";
+/// Duration of the Lease between replicas.
+const LEASE_DURATION: Duration = Duration::from_secs(3);
 
 /// The process is killed on drop.
 pub(crate) struct OperatorProcess(Child);
 
 impl OperatorProcess {
     pub(crate) fn start(kubeconfig: &Path, namespace: &str) -> Self {
+        Self::spawn(Self::command(kubeconfig, namespace))
+    }
+
+    /// Starts a replica that elects a leader by this Lease. The Lease's holder begins with the replica's name.
+    pub(crate) fn start_replica(kubeconfig: &Path, namespace: &str, lease: &str, name: &str) -> Self {
+        let mut command = Self::command(kubeconfig, namespace);
+        command.env(LEASE, lease).env("HOSTNAME", name);
+        Self::spawn(command)
+    }
+
+    fn command(kubeconfig: &Path, namespace: &str) -> Command {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["kubernetes::process::operator", "--exact", "--ignored", "--nocapture"]);
         command.env(KUBECONFIG, kubeconfig).env(NAMESPACE, namespace);
+        command
+    }
+
+    fn spawn(mut command: Command) -> Self {
         Self(command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap())
     }
 
@@ -46,9 +65,12 @@ impl Drop for OperatorProcess {
 #[ignore = "other tests start it"]
 async fn operator() {
     let Some(kubeconfig) = std::env::var_os(KUBECONFIG) else { return };
+    let namespace = std::env::var(NAMESPACE).ok();
     let options = OperatorOptions {
         kubeconfig: Some(PathBuf::from(kubeconfig)),
-        namespace: std::env::var(NAMESPACE).ok(),
+        lease: namespace.clone().zip(std::env::var(LEASE).ok()),
+        lease_duration: LEASE_DURATION,
+        namespace,
         ..OperatorOptions::default()
     };
     let supervisor = Supervisor::new();

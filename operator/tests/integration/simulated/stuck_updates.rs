@@ -1,9 +1,10 @@
 //! Failed updates, and their recovery.
 
 use moongate_operator::ResourceKind;
+use moongate_operator_testkit::OperatorSimulation;
 use serde_json::json;
 
-use super::{pods, role, status_truth, template, unsettled, up};
+use super::{pods, role, server, status_truth, template, unsettled, up};
 
 #[test]
 fn broken_update_costs_one_instance_and_the_next_fixes_it() {
@@ -35,5 +36,57 @@ fn the_last_of_several_quick_edits_is_applied() {
         cluster.run(status_truth::check);
         assert_eq!(unsettled(&cluster.server), [""; 0], "seed {seed}");
         assert!(pods(&cluster.server).values().all(|(.., image)| image == "i:4"), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_rollback_at_any_point_of_an_update_keeps_the_pods() {
+    for image in ["i:2", "broken:2", "absent:2"] {
+        for steps in (0..90).step_by(9) {
+            let mut cluster = up(json!([role("a", 3, "i:1")]), u64::try_from(steps).unwrap());
+            let uids = |cluster: &OperatorSimulation| -> Vec<String> {
+                pods(&cluster.server).into_values().map(|(uid, ..)| uid).collect()
+            };
+            let before = uids(&cluster);
+            for image in [image, "i:1"] {
+                cluster.edit(ResourceKind::Group, "g", |group| {
+                    group["spec"]["roles"][0]["standalonePattern"]["template"] = template(image);
+                });
+                cluster.run_for(steps, status_truth::check);
+            }
+            cluster.run(status_truth::check);
+            let what = format!("{image}, rolled back after {steps} steps");
+            assert_eq!(unsettled(&cluster.server), [""; 0], "{what}");
+            assert_eq!(uids(&cluster), before, "{what}");
+            assert!(pods(&cluster.server).values().all(|(.., image)| image == "i:1"), "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_broken_template_costs_a_set_one_group_until_fixed() {
+    for seed in 0..5 {
+        let mut cluster = OperatorSimulation::new(server(), seed);
+        let spec = |image: &str| json!({ "roles": [role("a", 1, image)] });
+        cluster.create(
+            ResourceKind::GroupSet,
+            json!({ "metadata": { "name": "s" },
+                "spec": { "replicas": 3, "groupTemplate": { "spec": spec("i:1") } } }),
+        );
+        cluster.run(|_| {});
+        for (image, expected) in [
+            ("broken:2", ["i:1", "i:1", "broken:2"]),
+            ("absent:3", ["i:1", "i:1", "absent:3"]),
+            ("i:1", ["i:1"; 3]),
+            ("broken:4", ["i:1", "i:1", "broken:4"]),
+            ("i:5", ["i:5"; 3]),
+        ] {
+            cluster.edit(ResourceKind::GroupSet, "s", |set| {
+                set["spec"]["groupTemplate"]["spec"] = spec(image);
+            });
+            cluster.run(|_| {});
+            let images: Vec<String> = pods(&cluster.server).into_values().map(|(.., image)| image).collect();
+            assert_eq!(images, expected, "seed {seed}");
+        }
     }
 }
