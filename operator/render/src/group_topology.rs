@@ -103,7 +103,10 @@ impl GroupTopology {
         let keys = listed.unwrap_or_else(|| node_levels.to_vec());
         let spread_levels = parse_spread(annotation_value(keys::TOPOLOGY_SPREAD), &keys, automatic)
             .map_err(|error| invalid(keys::TOPOLOGY_SPREAD, error))?;
-        let is_wanted = text.is_some() || near_pairs.is_some() || exchanges_data(&group.spec.roles);
+        // Every node has a name. Without another level there is nothing to choose between.
+        let has_domains = keys.iter().any(|key| key.level != TopologyLevel::Node);
+        let is_wanted =
+            text.is_some() || near_pairs.is_some() || has_domains && exchanges_data(&group.spec.roles);
         let topology = Self { keys, near_pairs, spread_levels, automatic };
         Ok(Some(topology).filter(|topology| is_wanted && !topology.keys.is_empty()))
     }
@@ -344,6 +347,10 @@ mod tests {
         assert_eq!(of(&[], plain.clone()), None, "these pods exchange no data");
         assert_eq!(of(&[(keys::TOPOLOGY_LADDER, "auto")], plain), all);
         assert_eq!(of(&[(keys::TOPOLOGY_LADDER, "none")], pair.clone()), None);
+        let mut single: RoleBasedGroup = group(&[]);
+        single.spec.roles = serde_json::from_value(pair.clone()).unwrap();
+        let names_only = parse_keys("node").unwrap();
+        assert!(GroupTopology::from_group(&single, &names_only).unwrap().is_none(), "every node has a name");
         let listed = [(keys::TOPOLOGY_LADDER, "rack=x")];
         assert_eq!(of(&listed, pair.clone()), Some(("rack".to_owned(), 0, false)));
         let spread = |level| of(&[(keys::TOPOLOGY_SPREAD, level)], pair.clone()).unwrap().1;
