@@ -37,6 +37,6 @@ fn deletion_cost(instance: &RoleInstance, pods: &dyn Fn(&str) -> Vec<Pod>) -> i6
 }
 
 /// A cost as Kubernetes accepts it: a 32-bit integer without a plus sign.
-fn parse(text: &String) -> Option<i64> {
+fn parse(text: &str) -> Option<i64> {
     text.parse::<i32>().ok().filter(|_| !text.starts_with('+')).map(i64::from)
 }
