@@ -5,6 +5,7 @@
 //! does not know.
 
 mod adapter;
+mod fault_recovery;
 mod group;
 mod instance;
 mod instance_set;
@@ -18,6 +19,9 @@ mod warmup;
 pub use adapter::{
     RoleBasedGroupScalingAdapter, RoleBasedGroupScalingAdapterSpec, RoleBasedGroupScalingAdapterStatus,
     ScaleTargetRef,
+};
+pub use fault_recovery::{
+    CoordinatedFaultRecovery, FaultLink, FaultStatus, FaultTrigger, LinkedAction,
 };
 pub use group::{
     EngineRuntime, RoleBasedGroup, RoleBasedGroupSpec, RoleBasedGroupStatus, RoleSpec, RoleStatus,
