@@ -277,6 +277,10 @@ impl SimulatedApiServer {
                     _ => self.remove(*kind, name),
                 })
             }
+            WriteAction::ForceDelete { name, uid } => {
+                let live = self.get_matching(ResourceKind::Pod, name, &json!({ "uid": uid }));
+                Ok(if live.is_ok() { self.remove(ResourceKind::Pod, name) } else { Vec::new() })
+            }
         }
     }
 

@@ -123,7 +123,7 @@ fn warmup_pod(live: &Value, outcome: fn(&str) -> ContainerOutcome) -> Option<Nex
 /// A container whose image has changed is first down, and then up, if it starts.
 fn container(spec: &Value, status: Option<&Value>, outcome: fn(&str) -> ContainerOutcome) -> Value {
     let image = spec["image"].as_str().unwrap_or_default();
-    let id = format!("sha256:{image}");
+    let id = if image.contains('@') { image.to_owned() } else { format!("{image}@sha256:0") };
     let runs = outcome(image) == ContainerOutcome::Runs;
     let Some(status) = status else {
         return json!({ "name": spec["name"], "image": image, "imageID": id, "ready": runs, "restartCount": 0 });

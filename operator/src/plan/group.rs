@@ -13,14 +13,16 @@ use moongate_render::{
 };
 use rbg_api::conversion::{FoldedGroup, fold_group};
 use rbg_api::template::member_object;
-use rbg_api::v1alpha2::{CoordinatedPolicySpec, RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleSpec};
+use rbg_api::v1alpha2::{
+    CoordinatedPolicySpec, RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleInstance, RoleSpec,
+};
 use rbg_api::{Condition, keys};
 use serde_json::Value;
 
 use super::desired_roles::{DesiredRole, RoleWithWorkload, desired_roles, is_observed};
 use super::{
-    NodeLabelLookup, PlanError, ReconcilePlan, WriteAction, adapter, gang, pod_locations, ports, profiles,
-    revisions, stateful,
+    NodeLabelLookup, NodeStateLookup, PlanError, ReconcilePlan, WriteAction, adapter, fault, gang,
+    pod_locations, ports, profiles, revisions, stateful,
 };
 use crate::ResourceKind;
 use crate::resource_cache::PortTable;
@@ -49,6 +51,11 @@ pub struct GroupInput<'a> {
     pub pods: &'a dyn Fn() -> Vec<Pod>,
     /// Labels of the nodes that they run on.
     pub nodes: NodeLabelLookup<'a>,
+    pub node: NodeStateLookup<'a>,
+    /// Names of all nodes, if the group has a policy with fault recovery.
+    pub node_names: &'a dyn Fn() -> Vec<String>,
+    /// Instances of all roles.
+    pub instances: &'a dyn Fn() -> Vec<RoleInstance>,
     /// Pods that other controllers created for the workload with that UID.
     pub foreign_pods: &'a dyn Fn(&str) -> Vec<Pod>,
     /// Any other object of the group's namespace.
@@ -77,6 +84,11 @@ pub fn group(input: GroupInput<'_>) -> ReconcilePlan {
     if refused.is_some() {
         plan.steps.clear();
     }
+    // Before all other steps, one of which may fail. After the edit of a template the group is planned again.
+    let recovery = match folded {
+        Some(_) => fault::GroupRecovery::default(),
+        None => plan.prepend(|first| fault::coordinate(input, first)),
+    };
     let refused = refused.map(|error| (error.reason(), error.to_string()));
     let spec_error = refused.as_ref().map(|(reason, error)| (*reason, error.as_str()));
     let mut after = status::group(input.group, &states, spec_error, input.now);
@@ -87,6 +99,7 @@ pub fn group(input: GroupInput<'_>) -> ReconcilePlan {
     if spec_error.is_none() {
         status::aggregate_stalled(&mut after.conditions, parts, input.now);
     }
+    recovery.apply(&mut after, input.now);
     let name = input.group.metadata.name.as_deref().unwrap_or_default();
     plan.status(ResourceKind::Group, name, input.group.status.as_ref(), &after);
     plan

@@ -10,9 +10,10 @@ use rbg_api::v1alpha2::{InstanceComponent, RoleInstance};
 use serde_json::{Value, json};
 
 use super::component_order::{self, ComponentOrder};
+use super::fault::RecoveryProgress;
 use super::{
-    NodeLabelLookup, PlanError, ReconcilePlan, WriteAction, gang, hooks, in_place, lifecycle, node_affinity,
-    pod_locations, ports, pre_pull, restart, revisions,
+    FaultRules, NodeLabelLookup, NodeStateLookup, PlanError, ReconcilePlan, WriteAction, fault, gang, hooks,
+    in_place, lifecycle, node_affinity, pod_locations, ports, pre_pull, restart, revisions,
 };
 use crate::ResourceKind;
 use crate::resource_cache::PortTable;
@@ -37,6 +38,9 @@ pub struct InstanceInput<'a> {
     pub hook_result: &'a dyn Fn(&HookCall) -> Option<HookResult>,
     /// Labels of the nodes that the pods run on.
     pub nodes: NodeLabelLookup<'a>,
+    pub node: NodeStateLookup<'a>,
+    /// Fault recovery of the group's policy, if it is valid.
+    pub faults: Option<&'a FaultRules>,
     pub now: Timestamp,
 }
 
@@ -57,6 +61,11 @@ pub fn instance(input: InstanceInput<'_>) -> Result<ReconcilePlan, PlanError> {
     node_affinity::record_instance_nodes(input, &mut plan);
     let revision = find_revision(input, &mut plan)?;
     let pods: Vec<&Pod> = input.pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect();
+    fault::observe(input, &revision, &mut plan);
+    let recovery = fault::recover(input, &revision, &mut plan);
+    if recovery == RecoveryProgress::Acting {
+        return Ok(plan);
+    }
     match restart::plan(input, &pods, &revision, &mut plan) {
         restart::RestartDecision::RestartNow => return Ok(plan),
         restart::RestartDecision::RestartLater => {}
@@ -66,10 +75,13 @@ pub fn instance(input: InstanceInput<'_>) -> Result<ReconcilePlan, PlanError> {
     let scaled = scale(input, &pods, &revision, &mut plan)?;
     let is_held_back = pull.delays_update(input, &mut plan)?;
     let is_draining = lifecycle::is_draining(live) && in_place::drain(input, &pods, &mut plan);
-    if !scaled && !is_held_back && !lifecycle::is_draining(live) {
+    let is_recovering = recovery == RecoveryProgress::Draining;
+    if !scaled && !is_held_back && !lifecycle::is_draining(live) && !is_recovering {
         update(input, &pods, &revision, &mut plan);
     }
-    patch_readiness_gates(input, &pods, (&revision, is_held_back), &mut plan);
+    if !is_recovering {
+        patch_readiness_gates(input, &pods, (&revision, is_held_back), &mut plan);
+    }
     hooks::poll_settling(input, &pods, &mut plan);
     let in_use: Vec<&str> =
         input.pods.iter().filter_map(|pod| pod_label(pod, keys::CONTROLLER_REVISION_HASH)).collect();
@@ -83,6 +95,7 @@ pub fn instance(input: InstanceInput<'_>) -> Result<ReconcilePlan, PlanError> {
     hooks::set_hook_conditions(input, &pods, &mut after.conditions);
     pull.set_conditions(input, &mut after);
     status::aggregate_stalled(&mut after.conditions, std::iter::empty(), input.now);
+    fault::set_recovery_condition(input, &mut after.conditions);
     after.conditions.retain(|condition| lifecycle::is_draining(live) || condition.kind != lifecycle::DRAINED);
     if lifecycle::is_draining(live) {
         let text = if is_draining { ("Draining", "pods are at work") } else { ("Drained", "") };
@@ -162,7 +175,8 @@ fn scale(
                 }
                 continue;
             }
-            let placement = node_affinity::placement(live, component, &name);
+            let mut placement = node_affinity::placement(live, component, &name);
+            fault::placement(live, &mut placement);
             let manifest = pod::pod(live, component, id, &revision.hash, &placement)?;
             missing.push((WriteAction::Create(manifest), format!("pod {name} is missing")));
         }

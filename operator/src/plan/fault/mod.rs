@@ -22,14 +22,14 @@ pub(super) use coordinate::{GroupRecovery, coordinate};
 pub(super) use observe::observe;
 pub use policy_error::FaultPolicyError;
 pub(super) use recover::{RecoveryProgress, placement, recover, set_recovery_condition};
-pub(crate) use rules::FaultRules;
+pub use rules::FaultRules;
 
 use k8s_openapi::jiff::Timestamp;
 
-/// Condition of groups and instances: whether they recover from a fault.
-pub(super) const FAULT_RECOVERY: &str = "FaultRecovery";
+/// Looks up the state of a node.
+pub type NodeStateLookup<'a> = &'a dyn Fn(&str) -> NodeState;
 
-/// What the cache knows of a node.
+/// State of a node in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodeState {
     /// Nodes have not been listed, so that its absence means nothing.

@@ -54,8 +54,16 @@ impl FaultAction {
         }
     }
 
-    /// The verb in messages, and the value of the metric's label.
-    pub(crate) fn verb(self) -> &'static str {
+    /// Value of the metric's label.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::Restart => "restart",
+            Self::Drain => "drain",
+            Self::Replace => "replace",
+        }
+    }
+
+    fn verb(self) -> &'static str {
         match self {
             Self::Restart => "restarts",
             Self::Drain => "drains",
@@ -106,7 +114,7 @@ pub(super) struct FaultRule {
 
 /// Fault recovery of one policy.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct FaultRules(pub(super) Vec<FaultRule>);
+pub struct FaultRules(pub(super) Vec<FaultRule>);
 
 /// What an instance of a role watches.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
