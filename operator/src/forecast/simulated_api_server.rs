@@ -85,6 +85,8 @@ pub struct SimulatedApiServer {
     pub now: Timestamp,
     /// Behaviour of containers by image. By default, all run.
     pub container_outcome: fn(image: &str) -> ContainerOutcome,
+    /// Whether a node has room for a pod. By default, one has.
+    pub is_schedulable: fn(pod: &Value) -> bool,
 }
 
 impl SimulatedApiServer {
@@ -99,6 +101,7 @@ impl SimulatedApiServer {
             uids: 0,
             now,
             container_outcome: |_| ContainerOutcome::Runs,
+            is_schedulable: |_| true,
         }
     }
 
@@ -133,9 +136,20 @@ impl SimulatedApiServer {
         self.insert(kind, object);
     }
 
+    fn next_state(&self, kind: ResourceKind, object: &Value) -> Option<NextResourceState> {
+        let is_pending = kind == ResourceKind::Pod && object["spec"].get("nodeName").is_none();
+        if is_pending
+            && object["metadata"].get("deletionTimestamp").is_none()
+            && !(self.is_schedulable)(object)
+        {
+            return simulated_controllers::unschedulable(object);
+        }
+        simulated_controllers::next_state(kind, object, self.container_outcome)
+    }
+
     fn insert(&mut self, kind: ResourceKind, object: Value) {
         let key = (kind, text(&object["metadata"]["name"]));
-        match simulated_controllers::next_state(kind, &object, self.container_outcome) {
+        match self.next_state(kind, &object) {
             Some(_) => self.unsettled.insert(key.clone()),
             None => self.unsettled.remove(&key),
         };
@@ -219,10 +233,7 @@ impl SimulatedApiServer {
 
     /// Performs the next action of Kubernetes' own controllers on one object.
     pub fn advance(&mut self, kind: ResourceKind, name: &str) -> Vec<ResourceChange> {
-        match self
-            .get(kind, name)
-            .and_then(|live| simulated_controllers::next_state(kind, live, self.container_outcome))
-        {
+        match self.get(kind, name).and_then(|live| self.next_state(kind, live)) {
             Some(NextResourceState::Present(object)) => vec![self.put(kind, object)],
             Some(NextResourceState::Gone) => self.remove(kind, name),
             None => Vec::new(),

@@ -73,6 +73,18 @@ fn pod(live: &Value, outcome: fn(&str) -> ContainerOutcome) -> Option<NextResour
     (is_new || next != *live).then_some(NextResourceState::Present(next))
 }
 
+/// A pod that no node has room for, since its creation.
+pub(super) fn unschedulable(live: &Value) -> Option<NextResourceState> {
+    let conditions = json!([{ "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+        "lastTransitionTime": live["metadata"]["creationTimestamp"] }]);
+    let is_new = live["status"]["conditions"] != conditions;
+    is_new.then(|| {
+        let mut next = live.clone();
+        next["status"] = json!({ "phase": "Pending", "conditions": conditions });
+        NextResourceState::Present(next)
+    })
+}
+
 /// The first node, by name, of the pod's node affinity.
 fn requested_node(pod: &Value) -> Option<&str> {
     let affinity = &pod["spec"]["affinity"]["nodeAffinity"];

@@ -9,15 +9,15 @@ use k8s_openapi::jiff::Timestamp;
 use moongate_render::{RoleTopology, RuntimeProfiles};
 use rbg_api::keys;
 use rbg_api::v1alpha2::{
-    ClusterEngineRuntimeProfile, CoordinatedPolicy, RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleBasedGroupSet,
-    RoleBasedGroupWarmup, RoleInstance, RoleInstanceSet,
+    ClusterEngineRuntimeProfile, CoordinatedPolicy, RoleBasedGroup, RoleBasedGroupScalingAdapter,
+    RoleBasedGroupSet, RoleBasedGroupWarmup, RoleInstance, RoleInstanceSet,
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{
-    AdapterInput, FaultRules, GroupInput, GroupSetInput, InstanceInput, InstanceSetInput, NodeState, PlanError,
-    PlanSettings, ReconcilePlan, WarmupInput,
+    AdapterInput, FaultRules, GroupInput, GroupSetInput, InstanceInput, InstanceSetInput, NodeState,
+    PlanError, PlanSettings, ReconcilePlan, WarmupInput,
 };
 use crate::ResourceKind;
 use crate::resource_cache::{ObservedResource, ResourceKey, ResourceSnapshot};
@@ -102,7 +102,7 @@ fn fault_rules(snapshot: &ResourceSnapshot, instance: &RoleInstance) -> Option<F
     let annotations = instance.metadata.annotations.as_ref();
     let topology = annotations.and_then(|all| RoleTopology::parse(all.get(keys::TOPOLOGY)?).ok());
     let levels = topology.map(|topology| topology.levels).unwrap_or_default();
-    FaultRules::resolve(&policy, &levels).ok()
+    FaultRules::resolve(&policy, Some(&levels)).ok()
 }
 
 fn warmup(snapshot: &ResourceSnapshot, now: Timestamp) -> Result<ReconcilePlan, PlanError> {

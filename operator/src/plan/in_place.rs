@@ -9,11 +9,11 @@ mod restart;
 pub(crate) use difference::RESTARTED_AT;
 pub(super) use difference::{is_possible, new_images};
 pub(crate) use progress::{GRACE, is_same_image};
-pub(super) use restart::{has_restarted, restart};
 pub(super) use progress::{
     STATE, annotation, expected_restarts, gate_since, has_pending_images, is_down, is_updating, started_at,
     state_with,
 };
+pub(super) use restart::{has_restarted, restart};
 
 use std::time::Duration;
 

@@ -25,9 +25,9 @@ impl ResourceCache {
                     self.of_kind(ResourceKind::Policy).filter(|policy| policy.text.contains(FAULT_RECOVERY));
                 for policy in policies {
                     let (namespace, group) = (&policy.key.namespace, &policy.key.name);
-                    affected.extend(self.instances_of_group(namespace, group, |pod| {
-                        pod.references.contains(&live.key)
-                    }));
+                    affected.extend(
+                        self.instances_of_group(namespace, group, |pod| pod.references.contains(&live.key)),
+                    );
                 }
             }
             ResourceKind::Policy => {

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
-    CustomComponentsPattern, FaultStatus, LeaderWorkerPattern, RolloutStrategy, StandalonePattern, UnknownFields,
-    is_false, is_zero, one,
+    CustomComponentsPattern, FaultStatus, LeaderWorkerPattern, RolloutStrategy, StandalonePattern,
+    UnknownFields, is_false, is_zero, one,
 };
 use crate::int_or_percent::IntOrPercent;
 use crate::{Condition, PodTemplate, schema};

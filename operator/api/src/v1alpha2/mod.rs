@@ -20,9 +20,7 @@ pub use adapter::{
     RoleBasedGroupScalingAdapter, RoleBasedGroupScalingAdapterSpec, RoleBasedGroupScalingAdapterStatus,
     ScaleTargetRef,
 };
-pub use fault_recovery::{
-    CoordinatedFaultRecovery, FaultLink, FaultStatus, FaultTrigger, LinkedAction,
-};
+pub use fault_recovery::{CoordinatedFaultRecovery, FaultLink, FaultStatus, FaultTrigger, LinkedAction};
 pub use group::{
     EngineRuntime, RoleBasedGroup, RoleBasedGroupSpec, RoleBasedGroupStatus, RoleSpec, RoleStatus,
     RoleTemplate, ScalingAdapter, ServicePort,

@@ -12,12 +12,14 @@ use serde::Deserialize as _;
 use serde_json::json;
 
 use super::records::{ActionRequest, FaultActions, InstanceFault, InstanceRecords};
-use super::rules::{FaultAction, FaultCondition, FaultRule, FaultRules, LinkScope};
 use super::replacement;
+use super::rules::{FaultAction, FaultCondition, FaultRule, FaultRules, LinkScope};
 use crate::ResourceKind;
 use crate::plan::group::GroupInput;
 use crate::plan::{PlanStep, ReconcilePlan, WriteAction};
-use crate::status::{FAULT_BUDGET_EXHAUSTED, FAULT_RECOVERY, INSTANCE_FAULT, INVALID_POLICY, has, pod_label, set_condition};
+use crate::status::{
+    FAULT_BUDGET_EXHAUSTED, FAULT_RECOVERY, INSTANCE_FAULT, INVALID_POLICY, has, pod_label, set_condition,
+};
 use crate::time::add_duration;
 
 /// The period of `maxPerHour`.
@@ -72,7 +74,11 @@ impl Member<'_> {
     }
 
     fn is_in_domain(&self, label: &str, domain: &str) -> bool {
-        self.records.faults.nodes.values().any(|node| node.domains.get(label).is_some_and(|own| own == domain))
+        self.records
+            .faults
+            .nodes
+            .values()
+            .any(|node| node.domains.get(label).is_some_and(|own| own == domain))
     }
 
     pub(super) fn write(&self, actions: &FaultActions, reason: String, plan: &mut ReconcilePlan) {
@@ -118,9 +124,8 @@ pub(in crate::plan) fn coordinate(input: GroupInput<'_>, plan: &mut ReconcilePla
     }
     let instances = (input.instances)();
     let members = instances.iter().filter(|one| one.metadata.deletion_timestamp.is_none());
-    let mut members: Vec<Member<'_>> = members
-        .map(|instance| Member { instance, records: InstanceRecords::of(instance) })
-        .collect();
+    let mut members: Vec<Member<'_>> =
+        members.map(|instance| Member { instance, records: InstanceRecords::of(instance) }).collect();
     let mut faults = before.faults.clone();
     let mut pending: Vec<(Timestamp, String, usize)> = members
         .iter()
@@ -212,10 +217,10 @@ impl FaultHandling<'_, '_> {
         faults: &mut Vec<FaultStatus>,
     ) {
         let (rule, now) = (actions.rule, self.input.now);
-        let recorded =
-            faults.iter().find(|one| one.fault == fault.id && one.policy == rule.name).cloned();
+        let recorded = faults.iter().find(|one| one.fault == fault.id && one.policy == rule.name).cloned();
         let status = recorded.unwrap_or_else(|| {
-            let status = fault_status(actions, fault, source, members, is_within_budget(rule, faults, now), now);
+            let status =
+                fault_status(actions, fault, source, members, is_within_budget(rule, faults, now), now);
             push_fault(faults, status.clone(), rule.max_per_hour);
             let name = self.input.group.metadata.name.clone().unwrap_or_default();
             let body = json!({ "status": { "faults": faults } });
@@ -228,9 +233,9 @@ impl FaultHandling<'_, '_> {
             return;
         }
         let lost_node = if fault.condition() == FaultCondition::NodeLost { fault.node.as_str() } else { "" };
-        let placement = actions
-            .domain
-            .and_then(|label| replacement::first_placement(self.input, label, fault.domains.get(label)?, lost_node));
+        let placement = actions.domain.and_then(|label| {
+            replacement::first_placement(self.input, label, fault.domains.get(label)?, lost_node)
+        });
         let pods = (self.input.pods)();
         for (target, action) in &actions.targets {
             let member = &mut members[*target];
@@ -273,15 +278,19 @@ fn rule_actions<'a>(
     let has_role = |role: &str| rule.roles.iter().any(|name| name == role);
     if let Some(label) = rule.replacement.as_deref().filter(|_| is_node_lost && has_role(role)) {
         let is_concerned = |member: &Member<'_>| {
-            let is_in_domain = fault.domains.get(label).is_some_and(|domain| member.is_in_domain(label, domain));
+            let is_in_domain =
+                fault.domains.get(label).is_some_and(|domain| member.is_in_domain(label, domain));
             is_in_domain || member.records.faults.nodes.contains_key(&fault.node)
         };
-        let concerned = members.iter().enumerate().filter(|(_, one)| has_role(one.role()) && is_concerned(one));
+        let concerned =
+            members.iter().enumerate().filter(|(_, one)| has_role(one.role()) && is_concerned(one));
         actions.targets = concerned.map(|(index, _)| (index, FaultAction::Replace)).collect();
         actions.domain = Some(label);
     }
     let source = &members[source];
-    for link in rule.links.iter().filter(|link| link.role == role && !link.conditions.is_disjoint(&fault.conditions)) {
+    for link in
+        rule.links.iter().filter(|link| link.role == role && !link.conditions.is_disjoint(&fault.conditions))
+    {
         for (index, member) in members.iter().enumerate() {
             let Some((_, action)) = link.then.iter().find(|(target, _)| target == member.role()) else {
                 continue;

@@ -214,8 +214,9 @@ fn failure(pod: &Pod) -> FaultEvidence<'_> {
 /// Evidence of a container that exited and was restarted, other than by an update.
 fn restarted(pod: &Pod) -> Option<FaultEvidence<'_>> {
     let statuses = pod.status.as_ref()?.container_statuses.as_deref()?;
-    let container =
-        statuses.iter().find(|status| status.restart_count > in_place::expected_restarts(pod, &status.name))?;
+    let container = statuses
+        .iter()
+        .find(|status| status.restart_count > in_place::expected_restarts(pod, &status.name))?;
     let restarts: i32 = statuses.iter().map(|status| status.restart_count).sum();
     let ended = container.last_state.as_ref().and_then(|state| state.terminated.as_ref());
     let reason = ended.and_then(|ended| ended.reason.as_deref()).map(|reason| format!(", {reason}"));

@@ -5,7 +5,9 @@
 pub enum FaultPolicyError {
     #[error("policy `{policy}`: faultRecovery has neither links nor a replacementDomain; set one of them")]
     Empty { policy: String },
-    #[error("policy `{policy}`: faultRecovery uses role `{role}`, which is not in the rule's roles; add it there")]
+    #[error(
+        "policy `{policy}`: faultRecovery uses role `{role}`, which is not in the rule's roles; add it there"
+    )]
     NotListed { policy: String, role: String },
     #[error("policy `{policy}`: role `{role}` is no role of the group")]
     NoSuchRole { policy: String, role: String },

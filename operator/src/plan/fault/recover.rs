@@ -85,7 +85,8 @@ fn restart(
         if in_place::is_updating(pod, revision) {
             // The update restarts the pod in any case; its images must not change meanwhile.
             plan.schedule_requeue(add_duration(input.now, UPDATE_POLL));
-        } else if !in_place::restart(input, pod, revision, (keys::FAULT_RESTART, &key, &request.reason), plan) {
+        } else if !in_place::restart(input, pod, revision, (keys::FAULT_RESTART, &key, &request.reason), plan)
+        {
             let reason = format!("{}; its image has no digest for a restart in place", request.reason);
             plan.push(delete(pod), reason);
         }

@@ -65,7 +65,8 @@ pub(super) fn next_attempts(
         }
         let joint: Vec<&Pod> =
             indices.iter().flat_map(|index| pods_of(&pods, members[*index].name())).collect();
-        let timeout = rules.0.iter().find(|rule| rule.name == newest.policy).map(|rule| rule.placement_timeout);
+        let timeout =
+            rules.0.iter().find(|rule| rule.name == newest.policy).map(|rule| rule.placement_timeout);
         let since = joint.iter().filter_map(|pod| unschedulable_since(pod)).min();
         let (Some(timeout), Some(since), Some(placement)) = (timeout, since, &newest.placement) else {
             plan.schedule_requeue(add_duration(input.now, POLL));
@@ -112,5 +113,7 @@ fn unschedulable_since(pod: &Pod) -> Option<Timestamp> {
     let mut conditions = pod.status.as_ref()?.conditions.as_ref()?.iter();
     let condition =
         conditions.find(|condition| condition.type_ == "PodScheduled" && condition.status == "False")?;
-    (pod.metadata.deletion_timestamp.is_none()).then(|| condition.last_transition_time.as_ref())?.map(|time| time.0)
+    (pod.metadata.deletion_timestamp.is_none())
+        .then(|| condition.last_transition_time.as_ref())?
+        .map(|time| time.0)
 }

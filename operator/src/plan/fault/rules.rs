@@ -127,13 +127,14 @@ pub(super) struct WatchedFaults {
 }
 
 impl FaultRules {
-    /// Resolves the rules with the topology levels of the group. Links are not transitive, so roles may be linked both ways.
+    /// Resolves the rules with the topology levels of the group; without them, levels are not checked. Links are not transitive, so
+    /// roles may be linked both ways.
     ///
     /// # Errors
     /// [`FaultPolicyError`].
     pub(crate) fn resolve(
         policy: &CoordinatedPolicySpec,
-        levels: &[TopologyKey],
+        levels: Option<&[TopologyKey]>,
     ) -> Result<Self, FaultPolicyError> {
         let rules = policy.policies.iter().filter_map(|rule| {
             let recovery = rule.strategy.fault_recovery.as_ref()?;
@@ -153,7 +154,7 @@ impl FaultRules {
         group: &RoleBasedGroup,
     ) -> Result<Self, FaultPolicyError> {
         // Invalid levels are an error of the group, which its plan reports.
-        let rules = Self::resolve(policy, &topology_keys(group).unwrap_or_default())?;
+        let rules = Self::resolve(policy, Some(&topology_keys(group).unwrap_or_default()))?;
         rules.check_roles(group)?;
         Ok(rules)
     }
@@ -229,7 +230,8 @@ impl FaultRules {
                 let is_used = |link: &&ResolvedLink| {
                     link.role == *name || link.then.iter().any(|(target, _)| target == name)
                 };
-                let by_ordinal = rule.links.iter().filter(is_used).any(|link| link.scope == LinkScope::Ordinal);
+                let by_ordinal =
+                    rule.links.iter().filter(is_used).any(|link| link.scope == LinkScope::Ordinal);
                 let pattern = [keys::ROLE_INSTANCE_PATTERN, keys::legacy::INSTANCE_PATTERN];
                 let pattern = pattern.into_iter().find_map(|key| spec.annotations.get(key));
                 if by_ordinal && pattern.is_some_and(|pattern| pattern == "Stateless") {
@@ -244,7 +246,7 @@ impl FaultRules {
 fn resolve_rule(
     rule: &PolicyRule,
     recovery: &CoordinatedFaultRecovery,
-    levels: &[TopologyKey],
+    levels: Option<&[TopologyKey]>,
 ) -> Result<FaultRule, FaultPolicyError> {
     let policy = rule.name.clone();
     if recovery.links.is_empty() && recovery.replacement_domain.is_none() {
@@ -281,7 +283,7 @@ fn resolve_link(
     rule: &PolicyRule,
     link: &FaultLink,
     replacement: Option<&str>,
-    levels: &[TopologyKey],
+    levels: Option<&[TopologyKey]>,
 ) -> Result<ResolvedLink, FaultPolicyError> {
     let (policy, role) = (|| rule.name.clone(), &link.when.role);
     let unknown = |field, value: &str, allowed| FaultPolicyError::UnknownValue {
@@ -304,8 +306,7 @@ fn resolve_link(
         FaultCondition::parse(name)
             .ok_or_else(|| unknown("condition", name, "Restarted, Failed and NodeLost"))
     };
-    let mut conditions: BTreeSet<_> =
-        link.when.conditions.iter().map(condition).collect::<Result<_, _>>()?;
+    let mut conditions: BTreeSet<_> = link.when.conditions.iter().map(condition).collect::<Result<_, _>>()?;
     if conditions.is_empty() {
         conditions = FaultCondition::ALL.into();
     }
@@ -329,8 +330,14 @@ fn resolve_link(
 }
 
 /// The node label of a level, by the group's levels or by default; any other text is a label.
-fn domain_label(policy: &str, domain: &str, levels: &[TopologyKey]) -> Result<String, FaultPolicyError> {
-    let Some(level) = TopologyLevel::parse(domain) else { return Ok(domain.to_owned()) };
+fn domain_label(
+    policy: &str,
+    domain: &str,
+    levels: Option<&[TopologyKey]>,
+) -> Result<String, FaultPolicyError> {
+    let (Some(level), Some(levels)) = (TopologyLevel::parse(domain), levels) else {
+        return Ok(domain.to_owned());
+    };
     let of_group = levels.iter().find(|key| key.level == level).map(|key| key.label.as_str());
     let label = of_group.or(level.default_label()).map(str::to_owned);
     label.ok_or_else(|| FaultPolicyError::UnlabelledDomain {
