@@ -11,25 +11,18 @@ use rbg_api::v1alpha2::{CoordinatedPolicySpec, FaultStatus, RoleBasedGroupStatus
 use serde::Deserialize as _;
 use serde_json::json;
 
+use super::history::{condition, fault_status, push_fault};
 use super::records::{ActionRequest, FaultActions, InstanceFault, InstanceRecords};
 use super::replacement;
 use super::rules::{FaultAction, FaultCondition, FaultRule, FaultRules, LinkScope};
 use crate::ResourceKind;
 use crate::plan::group::GroupInput;
 use crate::plan::{PlanStep, ReconcilePlan, WriteAction};
-use crate::status::{
-    FAULT_BUDGET_EXHAUSTED, FAULT_RECOVERY, INSTANCE_FAULT, INVALID_POLICY, has, pod_label, set_condition,
-};
+use crate::status::{FAULT_RECOVERY, INVALID_POLICY, pod_label, set_condition};
 use crate::time::add_duration;
 
-/// The period of `maxPerHour`.
-const HOUR: Duration = Duration::from_secs(3600);
 /// An action that has not ended after this time does not delay the next one any longer.
 const MAX_ACTION: Duration = Duration::from_secs(600);
-/// Number of instances to name in a message.
-const MAX_NAMES: usize = 5;
-/// Number of faults to name in the group's condition.
-const MAX_FAULTS: usize = 3;
 
 /// Recovery of a group, for its status.
 #[derive(Debug, Default)]
@@ -140,7 +133,9 @@ pub(in crate::plan) fn coordinate(input: GroupInput<'_>, plan: &mut ReconcilePla
         FaultHandling { input, rules: &rules, plan }.handle(source, &mut members, &mut faults);
     }
     replacement::next_attempts(input, &rules, &mut members, plan);
-    recovery.condition = condition(&members, &faults, &before, input.now);
+    let active = members.iter().filter_map(|member| member.records.in_progress());
+    let active = active.map(|request| request.reason.as_str()).collect();
+    recovery.condition = condition(active, &faults, &before, input.now);
     recovery.faults = Some(faults);
     recovery
 }
@@ -219,8 +214,8 @@ impl FaultHandling<'_, '_> {
         let (rule, now) = (actions.rule, self.input.now);
         let recorded = faults.iter().find(|one| one.fault == fault.id && one.policy == rule.name).cloned();
         let status = recorded.unwrap_or_else(|| {
-            let status =
-                fault_status(actions, fault, source, members, is_within_budget(rule, faults, now), now);
+            let names = actions.targets.iter().map(|(target, action)| (*action, members[*target].name()));
+            let status = fault_status(rule, fault, members[source].name(), names, faults, now);
             push_fault(faults, status.clone(), rule.max_per_hour);
             let name = self.input.group.metadata.name.clone().unwrap_or_default();
             let body = json!({ "status": { "faults": faults } });
@@ -309,101 +304,4 @@ fn rule_actions<'a>(
         }
     }
     actions
-}
-
-fn is_within_budget(rule: &FaultRule, faults: &[FaultStatus], now: Timestamp) -> bool {
-    let is_recent = |time: &Time| add_duration(time.0, HOUR) > now;
-    let of_rule = faults.iter().filter(|one| one.policy == rule.name && one.actions > 0);
-    of_rule.filter(|one| one.time.as_ref().is_some_and(is_recent)).count() < rule.max_per_hour
-}
-
-/// Adds a fault, and removes the oldest ones of the rule that no longer count.
-fn push_fault(faults: &mut Vec<FaultStatus>, fault: FaultStatus, max: usize) {
-    // Faults without actions do not displace those that count.
-    let is_counted = fault.actions > 0;
-    faults.retain(|one| is_counted || one.policy != fault.policy || one.actions > 0);
-    let surplus = |one: &FaultStatus| one.policy == fault.policy && (one.actions > 0) == is_counted;
-    let count = faults.iter().filter(|one| surplus(one)).count();
-    let mut excess = (count + 1).saturating_sub(max);
-    faults.retain(|one| {
-        let is_excess = excess > 0 && surplus(one);
-        excess -= usize::from(is_excess);
-        !is_excess
-    });
-    faults.push(fault);
-}
-
-fn fault_status(
-    actions: &RuleActions<'_>,
-    fault: &InstanceFault,
-    source: usize,
-    members: &[Member<'_>],
-    is_allowed: bool,
-    now: Timestamp,
-) -> FaultStatus {
-    let (rule, source) = (&actions.rule.name, members[source].name());
-    let text = &fault.text;
-    let (message, count) = if is_allowed {
-        let actions_text = actions_text(&actions.targets, members);
-        (format!("{source} {text}; {actions_text} by policy {rule}"), actions.targets.len())
-    } else {
-        let max = actions.rule.max_per_hour;
-        (format!("{source} {text}; policy {rule} does nothing, since it has acted {max} times in an hour"), 0)
-    };
-    FaultStatus {
-        policy: rule.clone(),
-        fault: fault.id.clone(),
-        instance: source.to_owned(),
-        time: Some(Time(now)),
-        actions: i32::try_from(count).unwrap_or(i32::MAX),
-        message,
-    }
-}
-
-/// `g-decode-0, g-decode-1 are restarted`, for each action.
-fn actions_text(targets: &BTreeMap<usize, FaultAction>, members: &[Member<'_>]) -> String {
-    let mut by_action: BTreeMap<FaultAction, Vec<&str>> = BTreeMap::new();
-    for (target, action) in targets {
-        by_action.entry(*action).or_default().push(members[*target].name());
-    }
-    let texts = by_action.iter().map(|(action, names)| {
-        let verb = if names.len() == 1 { "is" } else { "are" };
-        let mut text = names.iter().take(MAX_NAMES).copied().collect::<Vec<_>>().join(", ");
-        if names.len() > MAX_NAMES {
-            text.push_str(&format!(" and {} more", names.len() - MAX_NAMES));
-        }
-        format!("{text} {verb} {}", action.participle())
-    });
-    texts.collect::<Vec<_>>().join("; ")
-}
-
-/// The group's condition: faults whose actions have not ended, or else the latest fault.
-fn condition(
-    members: &[Member<'_>],
-    faults: &[FaultStatus],
-    before: &RoleBasedGroupStatus,
-    now: Timestamp,
-) -> Option<(bool, &'static str, String)> {
-    let mut active: Vec<&str> = members
-        .iter()
-        .filter_map(|member| member.records.in_progress())
-        .map(|request| request.reason.as_str())
-        .collect();
-    active.sort_unstable();
-    active.dedup();
-    if !active.is_empty() {
-        let mut text = active.iter().take(MAX_FAULTS).copied().collect::<Vec<_>>().join("; ");
-        if active.len() > MAX_FAULTS {
-            text.push_str(&format!("; and {} more", active.len() - MAX_FAULTS));
-        }
-        return Some((true, INSTANCE_FAULT, text));
-    }
-    let last = faults.last()?;
-    let is_recent = last.time.as_ref().is_some_and(|time| add_duration(time.0, HOUR) > now);
-    if last.actions == 0 && is_recent {
-        return Some((false, FAULT_BUDGET_EXHAUSTED, last.message.clone()));
-    }
-    let has_condition = before.conditions.iter().any(|condition| condition.kind == FAULT_RECOVERY);
-    (has_condition || has(&before.conditions, FAULT_RECOVERY))
-        .then(|| (false, "Recovered", last.message.clone()))
 }

@@ -10,6 +10,7 @@
 //! the loss of its node; so actions cause no further ones.
 
 mod coordinate;
+mod history;
 mod observe;
 mod policy_error;
 mod records;

@@ -119,6 +119,9 @@ fn nodes(
     watched: &WatchedFaults,
     before: &InstanceFaults,
 ) -> BTreeMap<String, NodeRecord> {
+    if watched.labels.is_empty() && watched.node_lost_after.is_none() {
+        return BTreeMap::new();
+    }
     let names: BTreeSet<&str> = input.pods.iter().filter_map(node_of).collect();
     let record = |name: &str| match (input.node)(name) {
         NodeState::Present { uid, .. } => {

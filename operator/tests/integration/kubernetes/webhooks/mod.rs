@@ -243,7 +243,8 @@ async fn invalid_specs_are_refused(client: &Client) {
         let refused = refusal(client, &group(name, role)).await;
         assert!(refused.contains("denied the request") && refused.contains(text), "{refused}");
     }
-    let link = json!({ "when": { "role": "a" }, "scope": "Group", "then": [{ "role": "a", "action": "Drain" }] });
+    let link =
+        json!({ "when": { "role": "a" }, "scope": "Group", "then": [{ "role": "a", "action": "Drain" }] });
     let rule = json!({ "name": "p", "roles": ["a"], "strategy": { "faultRecovery": { "links": [link] } } });
     let policy = json!({ "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "CoordinatedPolicy",
         "metadata": { "name": "g" }, "spec": { "policies": [rule] } });
