@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
+use rbg_api::keys;
 
 use super::NodeState;
 use super::coordinate::{Member, pods_of};
@@ -13,6 +14,7 @@ use super::records::{ActionRequest, ReplacementPlacement};
 use super::rules::FaultRules;
 use crate::plan::ReconcilePlan;
 use crate::plan::group::GroupInput;
+use crate::status::pod_label;
 use crate::time::add_duration;
 
 /// Attempts that require one domain for all instances.
@@ -63,8 +65,7 @@ pub(super) fn next_attempts(
             begin(&newest, &behind, &pods, members, plan);
             continue;
         }
-        let joint: Vec<&Pod> =
-            indices.iter().flat_map(|index| pods_of(&pods, members[*index].name())).collect();
+        let joint: Vec<&Pod> = indices.iter().flat_map(|index| new_pods(&members[*index], &pods)).collect();
         let timeout =
             rules.0.iter().find(|rule| rule.name == newest.policy).map(|rule| rule.placement_timeout);
         let since = joint.iter().filter_map(|pod| unschedulable_since(pod)).min();
@@ -107,6 +108,18 @@ fn begin(
         member.write(&after, reason, plan);
         member.records.actions = after;
     }
+}
+
+/// Pods that the present attempt has created: those that it has yet to delete say nothing about it.
+fn new_pods<'p>(member: &Member<'_>, pods: &'p [Pod]) -> Vec<&'p Pod> {
+    let request = member.records.in_progress();
+    let is_old = |pod: &Pod| {
+        let uid = pod.metadata.uid.as_ref();
+        uid.zip(request).is_some_and(|(uid, request)| request.pods.contains(uid))
+    };
+    pods.iter()
+        .filter(|pod| pod_label(pod, keys::ROLE_INSTANCE_NAME) == Some(member.name()) && !is_old(pod))
+        .collect()
 }
 
 fn unschedulable_since(pod: &Pod) -> Option<Timestamp> {

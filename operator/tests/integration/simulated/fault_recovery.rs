@@ -78,16 +78,16 @@ fn with_every_kill(
     check(&undisturbed.server, &before, &states(&undisturbed.server), "undisturbed");
     assert!(undisturbed.writes > 5, "{}", undisturbed.writes);
     for killed_after in 1..=undisturbed.writes {
-        for seed in 0..3 {
-            let mut cluster = OperatorSimulation::new(server.clone(), seed);
-            cluster.kill_after_writes = Some(killed_after);
-            cluster.write_failure_percent = if seed == 2 { 10 } else { 0 };
-            fault(&mut cluster);
-            cluster.run(|_| {});
-            let what = format!("seed {seed}, killed after {killed_after}");
-            assert_eq!(unsettled(&cluster.server), [""; 0], "{what}");
-            check(&cluster.server, &before, &states(&cluster.server), &what);
-        }
+        // Every other order also has writes that fail.
+        let seed = killed_after as u64;
+        let mut cluster = OperatorSimulation::new(server.clone(), seed);
+        cluster.kill_after_writes = Some(killed_after);
+        cluster.write_failure_percent = if killed_after % 2 == 0 { 10 } else { 0 };
+        fault(&mut cluster);
+        cluster.run(|_| {});
+        let what = format!("killed after {killed_after}");
+        assert_eq!(unsettled(&cluster.server), [""; 0], "{what}");
+        check(&cluster.server, &before, &states(&cluster.server), &what);
     }
 }
 
