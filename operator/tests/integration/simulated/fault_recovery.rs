@@ -79,7 +79,7 @@ fn with_every_kill(
     assert!(undisturbed.writes > 5, "{}", undisturbed.writes);
     for killed_after in 1..=undisturbed.writes {
         // Every other order also has writes that fail.
-        let seed = killed_after as u64;
+        let seed = u64::try_from(killed_after).unwrap();
         let mut cluster = OperatorSimulation::new(server.clone(), seed);
         cluster.kill_after_writes = Some(killed_after);
         cluster.write_failure_percent = if killed_after % 2 == 0 { 10 } else { 0 };
