@@ -34,13 +34,16 @@ const MAX_RECENT: usize = 4096;
 const MAX_NOTE: usize = 1024;
 
 /// Condition reasons that emit a warning.
-const WARNINGS: [&str; 6] = [
+const WARNINGS: [&str; 9] = [
     status::INVALID_SPEC,
     status::LIMIT_EXCEEDED,
     "RestartPolicyTriggered",
     status::TIMED_OUT,
     status::CANNOT_PULL,
     status::NOT_PULLED,
+    status::INSTANCE_FAULT,
+    status::FAULT_BUDGET_EXHAUSTED,
+    status::INVALID_POLICY,
 ];
 
 /// An event about an object.
@@ -90,6 +93,9 @@ impl EventRecord {
             }
             WriteAction::Patch { kind: ResourceKind::Warmup, status: true, body, .. } => {
                 warmup::event_records(&before(), body)
+            }
+            WriteAction::ForceDelete { name, .. } => {
+                vec![Self::normal("Deleted", format!("Pod {name}: {}", step.reason))]
             }
             WriteAction::Delete { kind, name, .. } => {
                 vec![Self::normal("Deleted", format!("{} {name}: {}", kind.name(), step.reason))]

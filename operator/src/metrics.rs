@@ -34,6 +34,11 @@ struct ApiRequestLabels {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FaultActionLabels {
+    action: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct WebhookLabels {
     webhook: &'static str,
     result: &'static str,
@@ -61,6 +66,7 @@ pub struct OperatorMetrics {
     watch_failures: Family<KindLabels, Counter>,
     leading: Gauge,
     events_dropped: Counter,
+    fault_actions: Family<FaultActionLabels, Counter>,
     webhooks: Family<WebhookLabels, Counter>,
     webhooks_owned: Gauge,
     synced: AtomicBool,
@@ -116,6 +122,11 @@ impl Default for OperatorMetrics {
                 "Events dropped because the event queue was full",
                 Counter::default(),
             ),
+            fault_actions: registry.register(
+                "moongate_operator_fault_actions_total",
+                "Actions on instances after faults of others: `restart`, `drain`, `replace`",
+                Family::default(),
+            ),
             webhooks: registry.register(
                 "moongate_operator_webhook_requests_total",
                 "Webhook requests: `converted`, `allowed`, `refused`, or `invalid` for an unreadable body",
@@ -155,6 +166,7 @@ impl OperatorMetrics {
         metrics.count_api_request("");
         metrics.watch_failed(ResourceKind::Group);
         metrics.count_webhook_request("", "");
+        metrics.count_fault_action("");
         metrics.text()
     }
 
@@ -220,6 +232,10 @@ impl OperatorMetrics {
 
     pub(crate) fn event_dropped(&self) {
         self.events_dropped.inc();
+    }
+
+    pub(crate) fn count_fault_action(&self, action: &'static str) {
+        self.fault_actions.get_or_create(&FaultActionLabels { action }).inc();
     }
 
     pub(crate) fn count_webhook_request(&self, webhook: &'static str, result: &'static str) {

@@ -6,6 +6,7 @@
 //!
 //! Plans read a [`ResourceSnapshot`]: references to the objects that a plan for one object depends on, at one moment.
 
+mod faults;
 mod index;
 mod observed_cluster;
 mod observed_resource;
@@ -167,6 +168,7 @@ impl ResourceCache {
         if live.key.kind == ResourceKind::Node {
             affected.extend(self.of_kind(ResourceKind::Warmup).map(|warmup| warmup.key.clone()));
         }
+        self.add_affected_by_fault(live, &mut affected);
         affected
     }
 

@@ -74,7 +74,13 @@ impl ResourceWriter {
                 };
                 Ok(present(*kind, object))
             }
-            WriteAction::Delete { kind, name, uid } => self.delete(namespace, *kind, name, uid).await,
+            WriteAction::Delete { kind, name, uid } => {
+                self.delete(namespace, *kind, (name, uid), DeleteParams::background()).await
+            }
+            WriteAction::ForceDelete { name, uid } => {
+                let params = DeleteParams::background().grace_period(0);
+                self.delete(namespace, ResourceKind::Pod, (name, uid), params).await
+            }
         }
     }
 
@@ -102,11 +108,11 @@ impl ResourceWriter {
         &self,
         namespace: &str,
         kind: ResourceKind,
-        name: &str,
-        uid: &str,
+        (name, uid): (&str, &str),
+        params: DeleteParams,
     ) -> Result<Option<ObservedChange>, Error> {
         let precondition = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
-        let params = DeleteParams { preconditions: Some(precondition), ..DeleteParams::background() };
+        let params = DeleteParams { preconditions: Some(precondition), ..params };
         let gone = || {
             let key = ResourceKey { kind, namespace: namespace.to_owned(), name: name.to_owned() };
             Some(ObservedChange::Gone(key, uid.to_owned()))

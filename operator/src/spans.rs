@@ -104,7 +104,7 @@ fn verb(action: &WriteAction) -> &'static str {
         WriteAction::Create(_) => "create",
         WriteAction::Replace { .. } => "replace",
         WriteAction::Patch { .. } => "patch",
-        WriteAction::Delete { .. } => "delete",
+        WriteAction::Delete { .. } | WriteAction::ForceDelete { .. } => "delete",
     }
 }
 
@@ -116,5 +116,6 @@ fn target(action: &WriteAction) -> (&'static str, &str) {
         WriteAction::Replace { kind, name, .. }
         | WriteAction::Patch { kind, name, .. }
         | WriteAction::Delete { kind, name, .. } => (kind.name(), name),
+        WriteAction::ForceDelete { name, .. } => (ResourceKind::Pod.name(), name),
     }
 }

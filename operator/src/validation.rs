@@ -12,11 +12,12 @@ use moongate_render::{
 };
 use rbg_api::conversion::fold_group;
 use rbg_api::v1alpha2::{
-    RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleBasedGroupSet, RoleSpec, RollingUpdate,
+    CoordinatedPolicy, RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleBasedGroupSet, RoleSpec,
+    RollingUpdate,
 };
 use rbg_api::{IntOrPercent, RoundingMode};
 
-use crate::plan::{self, GroupPlanError};
+use crate::plan::{self, FaultPolicyError, FaultRules, GroupPlanError};
 
 /// Maximum length of a DNS label.
 const MAX_LABEL: usize = 63;
@@ -89,6 +90,8 @@ pub enum ValidationError {
     /// The error that the controller would report for the spec.
     #[error(transparent)]
     Spec(#[from] GroupPlanError),
+    #[error(transparent)]
+    FaultRecovery(#[from] FaultPolicyError),
 }
 
 /// Validates a group as the operator will run it, with edits of mirrored templates; `old` is the stored object.
@@ -108,6 +111,21 @@ pub fn validate_group(
     }
     errors.extend(validate_spec(new, old, limits));
     errors
+}
+
+/// Validates the fault recovery of a policy; `old` is the stored object, `group` the group of the same name, if it exists.
+#[must_use]
+pub fn validate_policy(
+    new: &CoordinatedPolicy,
+    old: Option<&CoordinatedPolicy>,
+    group: Option<&RoleBasedGroup>,
+) -> Option<ValidationError> {
+    let error = |policy: &CoordinatedPolicy| match group {
+        Some(group) => FaultRules::for_group(&policy.spec, group, None).err(),
+        None => FaultRules::resolve(&policy.spec, None).err(),
+    };
+    let before = old.and_then(error);
+    error(new).filter(|error| before.as_ref() != Some(error)).map(Into::into)
 }
 
 /// Validates a set of groups; `old` is the stored object.
@@ -333,6 +351,23 @@ mod tests {
             validate_group(&group_of(role), None, LIMITS)
                 .contains(&ValidationError::RoleName("R".to_owned()))
         );
+    }
+
+    #[test]
+    fn a_policy_is_validated_against_its_group() {
+        let policy = |role: &str| -> CoordinatedPolicy {
+            let recovery = json!({ "replacementDomain": "node" });
+            let rule = json!({ "name": "p", "roles": [role], "strategy": { "faultRecovery": recovery } });
+            serde_json::from_value(json!({ "metadata": { "name": "g" }, "spec": { "policies": [rule] } }))
+                .unwrap()
+        };
+        let group = group_of(role(1, json!({})));
+        assert_eq!(validate_policy(&policy("r"), None, Some(&group)), None);
+        assert_eq!(validate_policy(&policy("other"), None, None), None, "the group may be created later");
+        let unknown = validate_policy(&policy("other"), None, Some(&group)).unwrap();
+        assert!(unknown.to_string().contains("`other` is no role of the group"), "{unknown}");
+        let stored = policy("other");
+        assert_eq!(validate_policy(&stored, Some(&stored), Some(&group)), None, "it is stored already");
     }
 
     #[test]

@@ -204,5 +204,6 @@ fn name(action: &WriteAction) -> String {
         WriteAction::Replace { kind, name, .. } => format!("replace {} {name}", kind.name()),
         WriteAction::Patch { kind, name, .. } => format!("patch {} {name}", kind.name()),
         WriteAction::Delete { kind, name, .. } => format!("delete {} {name}", kind.name()),
+        WriteAction::ForceDelete { name, .. } => format!("force-delete Pod {name}"),
     }
 }

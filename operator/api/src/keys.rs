@@ -141,6 +141,14 @@ pub const ZONE: &str = "moongate.io/zone";
 pub const RACK: &str = "moongate.io/rack";
 /// Annotation of a pod: NVLink domain of its node.
 pub const NVLINK_DOMAIN: &str = "moongate.io/nvlink-domain";
+/// Annotation of an instance: its latest fault and the nodes of its pods, as JSON. Only if a policy has fault recovery for its role.
+pub const FAULT: &str = "moongate.io/fault";
+/// Annotation of an instance: the faults that the group has dealt with, and the action that it requests, as JSON.
+pub const FAULT_ACTION: &str = "moongate.io/fault-action";
+/// Annotation of a pod: key of the fault action that has restarted it.
+pub const FAULT_RESTART: &str = "moongate.io/fault-restart";
+/// Label of pods that are replaced together in one domain: identity of the replacement.
+pub const FAULT_REPLACEMENT: &str = "moongate.io/fault-replacement";
 /// Label of pods of a warmup: the warmup's name.
 pub const WARMUP_NAME: &str = "workloads.x-k8s.io/warmup-name";
 /// Label of pods of a warmup: the warmup's UID.

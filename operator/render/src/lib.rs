@@ -24,6 +24,7 @@ mod affinity;
 mod canonical;
 mod dependencies;
 mod discovery;
+mod domain_placement;
 mod environment;
 mod error;
 mod gang;
@@ -60,6 +61,7 @@ mod workload_spec;
 
 pub use dependencies::ComponentDependencies;
 pub use discovery::{PodLocations, discovery_config_map, parse_locations};
+pub use domain_placement::DomainPlacement;
 pub use error::{ComponentAnnotationError, RenderError, SharedError, TopologyAnnotationError};
 pub use gang::pod_group;
 pub use group::{GangScheduler, GroupContext, RuntimeProfiles};

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::manifest::{Manifest, ManifestMetadata, OwnerRef, StringMap};
 use crate::pod_name::{label, pod_name, position, role_type};
-use crate::{RenderError, affinity, environment, legacy, ports, queue};
+use crate::{DomainPlacement, RenderError, affinity, environment, legacy, ports, queue};
 
 /// Readiness gates of every pod: it is not being updated, and all pods of its instance are ready.
 const GATES: [&str; 2] = ["InPlaceUpdateReady", "InstancePodReady"];
@@ -20,6 +20,8 @@ pub struct NodePlacement {
     /// Whether the pod may run on these nodes only.
     pub required: bool,
     pub avoided_labels: Vec<String>,
+    /// Domains of a replacement after a fault.
+    pub domain: Option<DomainPlacement>,
 }
 
 /// Renders a pod of an instance. `hash` is that of the instance's revision.
@@ -127,8 +129,12 @@ fn apply_node_placement(template: &mut PodTemplate, placement: &NodePlacement) {
     let avoided =
         placement.avoided_labels.iter().map(|key| json!({ "key": key, "operator": "DoesNotExist" }));
     // In upstream's order.
-    let required_expressions: Vec<Value> =
+    let mut required_expressions: Vec<Value> =
         is_required.then(|| hosts.clone()).into_iter().chain(avoided).collect();
+    if let Some(domain) = &placement.domain {
+        required_expressions.push(domain.expression());
+        domain.add_pod_affinity(template);
+    }
     let is_preferred = !placement.nodes.is_empty() && !placement.required;
     if required_expressions.is_empty() && !is_preferred {
         return;

@@ -97,6 +97,9 @@ async fn reconcile(
         match outcome {
             Ok(change) => {
                 record_events(shared, live, step);
+                if let Some(action) = plan::requested_action(step) {
+                    shared.metrics.count_fault_action(action.label());
+                }
                 if let Some(change) = change {
                     shared.cluster.apply(change);
                 }

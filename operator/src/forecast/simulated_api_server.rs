@@ -87,6 +87,8 @@ pub struct SimulatedApiServer {
     pub now: Timestamp,
     /// Behaviour of containers by image. By default, all run.
     pub container_outcome: fn(image: &str) -> ContainerOutcome,
+    /// Whether a node has room for a pod. By default, one has.
+    pub is_schedulable: fn(pod: &Value) -> bool,
 }
 
 impl SimulatedApiServer {
@@ -101,6 +103,7 @@ impl SimulatedApiServer {
             uids: 0,
             now,
             container_outcome: |_| ContainerOutcome::Runs,
+            is_schedulable: |_| true,
         }
     }
 
@@ -135,11 +138,22 @@ impl SimulatedApiServer {
         self.insert(kind, object);
     }
 
+    fn next_state(&self, kind: ResourceKind, object: &Value) -> Option<NextResourceState> {
+        let is_pending = kind == ResourceKind::Pod && object["spec"].get("nodeName").is_none();
+        if is_pending
+            && object["metadata"].get("deletionTimestamp").is_none()
+            && !(self.is_schedulable)(object)
+        {
+            return simulated_controllers::unschedulable(object);
+        }
+        simulated_controllers::next_state(kind, object, self.container_outcome)
+    }
+
     fn insert(&mut self, kind: ResourceKind, object: Value) {
         let key = (kind, text(&object["metadata"]["name"]));
         let is_unsettled = match kind {
             ResourceKind::StatefulSet => self.next_action(&object).is_some(),
-            _ => simulated_controllers::next_state(kind, &object, self.container_outcome).is_some(),
+            _ => self.next_state(kind, &object).is_some(),
         };
         match is_unsettled {
             true => self.unsettled.insert(key.clone()),
@@ -231,10 +245,7 @@ impl SimulatedApiServer {
         if kind == ResourceKind::StatefulSet {
             return self.advance_stateful_set(name);
         }
-        match self
-            .get(kind, name)
-            .and_then(|live| simulated_controllers::next_state(kind, live, self.container_outcome))
-        {
+        match self.get(kind, name).and_then(|live| self.next_state(kind, live)) {
             Some(NextResourceState::Present(object)) => vec![self.put(kind, object)],
             Some(NextResourceState::Gone) => self.remove(kind, name),
             None => Vec::new(),
@@ -309,6 +320,10 @@ impl SimulatedApiServer {
                     }
                     _ => self.remove(*kind, name),
                 })
+            }
+            WriteAction::ForceDelete { name, uid } => {
+                let live = self.get_matching(ResourceKind::Pod, name, &json!({ "uid": uid }));
+                Ok(if live.is_ok() { self.remove(ResourceKind::Pod, name) } else { Vec::new() })
             }
         }
     }

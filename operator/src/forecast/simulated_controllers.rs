@@ -73,6 +73,18 @@ fn pod(live: &Value, outcome: fn(&str) -> ContainerOutcome) -> Option<NextResour
     (is_new || next != *live).then_some(NextResourceState::Present(next))
 }
 
+/// A pod that no node has room for, since its creation.
+pub(super) fn unschedulable(live: &Value) -> Option<NextResourceState> {
+    let conditions = json!([{ "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+        "lastTransitionTime": live["metadata"]["creationTimestamp"] }]);
+    let is_new = live["status"]["conditions"] != conditions;
+    is_new.then(|| {
+        let mut next = live.clone();
+        next["status"] = json!({ "phase": "Pending", "conditions": conditions });
+        NextResourceState::Present(next)
+    })
+}
+
 /// The first node, by name, of the pod's node affinity.
 fn requested_node(pod: &Value) -> Option<&str> {
     let affinity = &pod["spec"]["affinity"]["nodeAffinity"];
@@ -123,7 +135,7 @@ fn warmup_pod(live: &Value, outcome: fn(&str) -> ContainerOutcome) -> Option<Nex
 /// A container whose image has changed is first down, and then up, if it starts.
 fn container(spec: &Value, status: Option<&Value>, outcome: fn(&str) -> ContainerOutcome) -> Value {
     let image = spec["image"].as_str().unwrap_or_default();
-    let id = format!("sha256:{image}");
+    let id = if image.contains('@') { image.to_owned() } else { format!("{image}@sha256:0") };
     let runs = outcome(image) == ContainerOutcome::Runs;
     let Some(status) = status else {
         return json!({ "name": spec["name"], "image": image, "imageID": id, "ready": runs, "restartCount": 0 });

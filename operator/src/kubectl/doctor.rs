@@ -53,6 +53,16 @@ pub enum DoctorReadError {
     Groups(#[from] KubectlError),
 }
 
+/// A group that is checked.
+#[derive(Debug, Default)]
+pub struct DoctorGroup {
+    pub name: String,
+    /// What it waits for; empty if it is ready.
+    pub waiting_for: Vec<String>,
+    /// The fault that it recovers from, or why its policy does not act on faults.
+    pub fault: Option<String>,
+}
+
 /// Objects of the cluster that are checked. `Err` contains the error of the request.
 #[derive(Debug)]
 pub struct DoctorSnapshot {
@@ -62,8 +72,8 @@ pub struct DoctorSnapshot {
     pub webhooks: Result<Vec<Value>, DoctorReadError>,
     /// EndpointSlices of all namespaces, for the webhooks' Services.
     pub endpoints: Result<Vec<Value>, DoctorReadError>,
-    /// Groups of the namespace by name, each with what it waits for.
-    pub groups: Result<Vec<(String, Vec<String>)>, DoctorReadError>,
+    /// Groups of the namespace.
+    pub groups: Result<Vec<DoctorGroup>, DoctorReadError>,
 }
 
 impl DoctorSnapshot {
@@ -86,7 +96,12 @@ impl DoctorSnapshot {
             GroupReport::all(cluster, false),
         );
         let groups = groups.map_err(DoctorReadError::from);
-        let groups = groups.map(|all| all.into_iter().map(|group| (group.name, group.waiting_for)).collect());
+        let group = |report: GroupReport| DoctorGroup {
+            name: report.name,
+            waiting_for: report.waiting_for,
+            fault: report.fault,
+        };
+        let groups = groups.map(|all| all.into_iter().map(group).collect());
         Self { definitions, leases, webhooks, endpoints, groups }
     }
 
@@ -252,11 +267,15 @@ fn operator(findings: &mut DoctorFindings, leases: &[Value], now: Timestamp) {
     }
 }
 
-fn groups_of(findings: &mut DoctorFindings, groups: &[(String, Vec<String>)]) {
+fn groups_of(findings: &mut DoctorFindings, groups: &[DoctorGroup]) {
     if groups.is_empty() {
         findings.push_ok("groups", "no groups in this namespace".to_owned());
     }
-    for (name, waiting_for) in groups {
+    for DoctorGroup { name, waiting_for, fault } in groups {
+        if let Some(fault) = fault {
+            let fix = "fix its cause; see docs/fault-recovery.md for what a policy does about it";
+            findings.push_problem("groups", format!("{name} has a fault: {fault}"), fix);
+        }
         match waiting_for.is_empty() {
             true => findings.push_ok("groups", format!("{name} is ready")),
             false => {

@@ -3,7 +3,7 @@
 use kube::core::Status;
 use serde_json::json;
 
-use super::doctor::{CONVERTED, DEFINITIONS, DoctorSnapshot, findings_text};
+use super::doctor::{CONVERTED, DEFINITIONS, DoctorGroup, DoctorSnapshot, findings_text};
 
 fn healthy_snapshot() -> DoctorSnapshot {
     let service = json!({"service": {"namespace": "rbgs", "name": "webhooks"}});
@@ -27,7 +27,7 @@ fn healthy_snapshot() -> DoctorSnapshot {
         leases: Ok(vec![lease]),
         webhooks: Ok(vec![json!({"webhooks": [{"name": "v.kb.io", "clientConfig": service}]})]),
         endpoints: Ok(vec![slice]),
-        groups: Ok(vec![("demo".to_owned(), Vec::new())]),
+        groups: Ok(vec![DoctorGroup { name: "demo".to_owned(), ..DoctorGroup::default() }]),
     }
 }
 
@@ -88,10 +88,18 @@ fn each_problem_is_found() {
     let mut snapshot = healthy_snapshot();
     let forbidden = Status::failure("forbidden", "Forbidden");
     snapshot.leases = Err(kube::Error::Api(Box::new(forbidden)).into());
-    snapshot.groups = Ok(vec![("demo".to_owned(), vec!["role store: 1 of 3 ready".to_owned()])]);
+    snapshot.groups = Ok(vec![DoctorGroup {
+        name: "demo".to_owned(),
+        waiting_for: vec!["role store: 1 of 3 ready".to_owned()],
+        fault: Some("demo-a-0 failed".to_owned()),
+    }]);
     let found = problems(&snapshot, NOW);
     assert_eq!(
         found,
-        ["operator: cannot be listed: forbidden", "groups: demo is not ready: role store: 1 of 3 ready"]
+        [
+            "operator: cannot be listed: forbidden",
+            "groups: demo has a fault: demo-a-0 failed",
+            "groups: demo is not ready: role store: 1 of 3 ready"
+        ]
     );
 }

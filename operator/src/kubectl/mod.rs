@@ -20,7 +20,7 @@ mod wait;
 
 pub use cluster::{ClusterClient, GroupSnapshot, KubeContextOptions, NamespaceSnapshot};
 pub use differences::FieldDifference;
-pub use doctor::{DoctorFinding, DoctorReadError, DoctorSnapshot, findings_text};
+pub use doctor::{DoctorFinding, DoctorGroup, DoctorReadError, DoctorSnapshot, findings_text};
 pub use edit::{restart_pods, set_paused};
 pub use error::{KubectlError, ManifestFileError, OutputError};
 pub use history::{GroupRevision, RevisionHistory, restore_revision};

@@ -13,7 +13,7 @@ use super::images::{images, name_of};
 use super::output_format::{age, indented, table};
 use super::wait::RolloutProgress;
 use super::{KubectlError, RevisionHistory};
-use crate::ResourceKind;
+use crate::{ResourceKind, status};
 
 /// Number of events to show.
 const EVENTS: usize = 10;
@@ -27,6 +27,9 @@ pub struct GroupReport {
     pub ready: bool,
     /// What the group waits for, as text lines.
     pub waiting_for: Vec<String>,
+    /// The fault that the group recovers from, or why its policy does not act on faults.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fault: Option<String>,
     /// Number of the revision that equals the present spec.
     pub revision: Option<i64>,
     /// The RoleBasedGroupSet that controls the group.
@@ -154,6 +157,7 @@ impl GroupReport {
             name: text(&group["metadata"]["name"]),
             ready: waiting_for.is_empty(),
             waiting_for,
+            fault: fault(group),
             revision: history.revisions.iter().find(|one| one.is_current).map(|one| one.number),
             group_set: labels[keys::GROUPSET_NAME].as_str().map(str::to_owned),
             age_seconds: seconds_since(&group["metadata"]["creationTimestamp"], now),
@@ -196,6 +200,9 @@ impl GroupReport {
         );
         for line in &self.waiting_for {
             text.push_str(&format!("  {line}\n"));
+        }
+        if let Some(fault) = &self.fault {
+            text.push_str(&format!("  fault: {fault}\n"));
         }
         let rows = self.roles.iter().map(|role| {
             let images = role.images.join(", ");
@@ -326,6 +333,14 @@ fn pod_report(pod: &Value, now: Timestamp) -> PodReport {
         images: containers.map(|container| text(&container["image"])).collect(),
         age_seconds: seconds_since(&pod["metadata"]["creationTimestamp"], now),
     }
+}
+
+/// Message of the group's condition for faults, unless it has recovered.
+fn fault(group: &Value) -> Option<String> {
+    let mut conditions = group["status"]["conditions"].as_array()?.iter();
+    let condition = conditions.find(|condition| condition["type"] == status::FAULT_RECOVERY)?;
+    let reasons = [status::INSTANCE_FAULT, status::FAULT_BUDGET_EXHAUSTED, status::INVALID_POLICY];
+    reasons.iter().any(|reason| condition["reason"] == *reason).then(|| text(&condition["message"]))
 }
 
 /// The reason for which a pod is not ready, as kubectl shows it; otherwise its phase.

@@ -6,17 +6,18 @@ use std::sync::Arc;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::Timestamp;
-use moongate_render::RuntimeProfiles;
+use moongate_render::{RoleTopology, RuntimeProfiles};
+use rbg_api::keys;
 use rbg_api::v1alpha2::{
-    ClusterEngineRuntimeProfile, RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleBasedGroupSet,
-    RoleBasedGroupWarmup, RoleInstance, RoleInstanceSet,
+    ClusterEngineRuntimeProfile, CoordinatedPolicy, RoleBasedGroup, RoleBasedGroupScalingAdapter,
+    RoleBasedGroupSet, RoleBasedGroupWarmup, RoleInstance, RoleInstanceSet,
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{
-    AdapterInput, GroupInput, GroupSetInput, InstanceInput, InstanceSetInput, PlanError, PlanSettings,
-    ReconcilePlan, WarmupInput,
+    AdapterInput, FaultRules, GroupInput, GroupSetInput, InstanceInput, InstanceSetInput, NodeState,
+    PlanError, PlanSettings, ReconcilePlan, WarmupInput,
 };
 use crate::ResourceKind;
 use crate::resource_cache::{ObservedResource, ResourceKey, ResourceSnapshot};
@@ -81,6 +82,7 @@ fn instance(
     let revisions: Vec<ControllerRevision> = children(snapshot, live, ResourceKind::Revision);
     let pods = pods(snapshot, live);
     let pulls: Vec<Pod> = children(snapshot, live, ResourceKind::WarmupPod);
+    let faults = fault_rules(snapshot, &instance);
     super::instance(InstanceInput {
         instance: &instance,
         revisions: &revisions,
@@ -90,8 +92,20 @@ fn instance(
         ports: snapshot.ports(),
         hook_result: &|call| snapshot.hook_result(call),
         nodes: &|name| node_labels(snapshot, name),
+        node: &|name| node_state(snapshot, name),
+        faults: faults.as_ref(),
         now,
     })
+}
+
+/// Fault recovery of the policy of the instance's group. An invalid one is reported by the group's plan.
+fn fault_rules(snapshot: &ResourceSnapshot, instance: &RoleInstance) -> Option<FaultRules> {
+    let policy = snapshot.of_kind(ResourceKind::Policy).next()?;
+    let policy = policy.read::<CoordinatedPolicy>()?.spec;
+    let annotations = instance.metadata.annotations.as_ref();
+    let topology = annotations.and_then(|all| RoleTopology::parse(all.get(keys::TOPOLOGY)?).ok());
+    let levels = topology.map(|topology| topology.levels).unwrap_or_default();
+    FaultRules::resolve(&policy, Some(&levels)).ok()
 }
 
 fn warmup(snapshot: &ResourceSnapshot, now: Timestamp) -> Result<ReconcilePlan, PlanError> {
@@ -141,6 +155,12 @@ fn group(snapshot: &ResourceSnapshot, settings: PlanSettings, now: Timestamp) ->
         pods: &|| group_pods(snapshot),
         nodes: &|name| node_labels(snapshot, name),
         node_levels: snapshot.node_levels(),
+        node: &|name| node_state(snapshot, name),
+        node_names: &|| snapshot.of_kind(ResourceKind::Node).map(|node| node.key.name.clone()).collect(),
+        instances: &|| {
+            let workloads = snapshot.children(&live.uid, ResourceKind::Set);
+            workloads.flat_map(|set| children(snapshot, set, ResourceKind::Instance)).collect()
+        },
         live: &|kind, name| named(snapshot, kind, name).and_then(|live| live.read()),
         ports: snapshot.ports(),
         is_absent: &|kind| snapshot.is_absent(kind),
@@ -151,6 +171,18 @@ fn group(snapshot: &ResourceSnapshot, settings: PlanSettings, now: Timestamp) ->
 fn node_labels(snapshot: &ResourceSnapshot, name: &str) -> Option<BTreeMap<String, String>> {
     let key = ResourceKey { kind: ResourceKind::Node, namespace: String::new(), name: name.to_owned() };
     snapshot.get(&key)?.read::<Node>()?.metadata.labels
+}
+
+fn node_state(snapshot: &ResourceSnapshot, name: &str) -> NodeState {
+    let key = ResourceKey { kind: ResourceKind::Node, namespace: String::new(), name: name.to_owned() };
+    let Some(live) = snapshot.get(&key) else {
+        return if snapshot.are_nodes_listed() { NodeState::Gone } else { NodeState::Unlisted };
+    };
+    let conditions = live.read::<Node>().and_then(|node| node.status?.conditions).unwrap_or_default();
+    let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready");
+    let not_ready = ready.filter(|condition| condition.status != "True");
+    let not_ready_since = not_ready.and_then(|condition| Some(condition.last_transition_time?.0));
+    NodeState::Present { uid: live.uid.clone(), not_ready_since }
 }
 
 /// The runtime profiles that the group references.

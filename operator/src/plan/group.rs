@@ -12,14 +12,16 @@ use moongate_render::{
     headless_service, pod_group, scaling_adapter,
 };
 use rbg_api::conversion::{FoldedGroup, fold_group};
-use rbg_api::v1alpha2::{CoordinatedPolicySpec, RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleSpec};
+use rbg_api::v1alpha2::{
+    CoordinatedPolicySpec, RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleInstance, RoleSpec,
+};
 use rbg_api::{Condition, keys};
 use serde_json::Value;
 
 use super::desired_roles::{DesiredRole, RoleWithWorkload, desired_roles, is_observed};
 use super::{
-    FIELD_MANAGER, NodeLabelLookup, PlanError, ReconcilePlan, WriteAction, adapter, gang, pod_locations,
-    ports, profiles, revisions, shrink, stateful, topology,
+    FIELD_MANAGER, NodeLabelLookup, NodeStateLookup, PlanError, ReconcilePlan, WriteAction, adapter, fault,
+    gang, pod_locations, ports, profiles, revisions, shrink, stateful, topology,
 };
 use crate::ResourceKind;
 use crate::resource_cache::PortTable;
@@ -52,6 +54,11 @@ pub struct GroupInput<'a> {
     pub nodes: NodeLabelLookup<'a>,
     /// Topology levels that the cluster's nodes have labels of.
     pub node_levels: &'a [TopologyKey],
+    pub node: NodeStateLookup<'a>,
+    /// Names of all nodes, if the group has a policy with fault recovery.
+    pub node_names: &'a dyn Fn() -> Vec<String>,
+    /// Instances of all roles.
+    pub instances: &'a dyn Fn() -> Vec<RoleInstance>,
     /// Pods that other controllers created for the workload with that UID.
     pub foreign_pods: &'a dyn Fn(&str) -> Vec<Pod>,
     /// Any other object of the group's namespace.
@@ -90,6 +97,11 @@ pub fn group(input: GroupInput<'_>) -> ReconcilePlan {
     if refused.is_some() {
         plan.steps.clear();
     }
+    // Before all other steps, one of which may fail. After the edit of a template the group is planned again.
+    let recovery = match folded {
+        Some(_) => fault::GroupRecovery::default(),
+        None => plan.prepend(|first| fault::coordinate(input, first)),
+    };
     let refused = refused.map(|error| (error.reason(), error.to_string()));
     let spec_error = refused.as_ref().map(|(reason, error)| (*reason, error.as_str()));
     let mut after = status::group(input.group, &states, spec_error, input.now);
@@ -102,6 +114,7 @@ pub fn group(input: GroupInput<'_>) -> ReconcilePlan {
         status::aggregate_stalled(&mut after.conditions, parts, input.now);
         topology::set_condition(input, &mut after.conditions);
     }
+    recovery.apply(&mut after, input.now);
     let name = input.group.metadata.name.as_deref().unwrap_or_default();
     plan.status(ResourceKind::Group, name, input.group.status.as_ref(), &after);
     plan

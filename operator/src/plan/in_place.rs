@@ -4,6 +4,7 @@
 
 mod difference;
 mod progress;
+mod restart;
 
 pub(crate) use difference::RESTARTED_AT;
 pub(super) use difference::{is_possible, new_images};
@@ -12,6 +13,7 @@ pub(super) use progress::{
     STATE, annotation, expected_restarts, gate_since, has_pending_images, is_down, is_updating, started_at,
     state_with,
 };
+pub(super) use restart::{has_restarted, restart};
 
 use std::time::Duration;
 

@@ -10,9 +10,10 @@ use rbg_api::v1alpha2::{InstanceComponent, RoleInstance};
 use serde_json::{Value, json};
 
 use super::component_order::{self, ComponentOrder};
+use super::fault::RecoveryProgress;
 use super::{
-    NodeLabelLookup, PlanError, ReconcilePlan, WriteAction, gang, hooks, in_place, lifecycle, node_affinity,
-    pod_locations, ports, pre_pull, restart, revisions,
+    FaultRules, NodeLabelLookup, NodeStateLookup, PlanError, ReconcilePlan, WriteAction, fault, gang, hooks,
+    in_place, lifecycle, node_affinity, pod_locations, ports, pre_pull, restart, revisions,
 };
 use crate::ResourceKind;
 use crate::resource_cache::PortTable;
@@ -37,6 +38,9 @@ pub struct InstanceInput<'a> {
     pub hook_result: &'a dyn Fn(&HookCall) -> Option<HookResult>,
     /// Labels of the nodes that the pods run on.
     pub nodes: NodeLabelLookup<'a>,
+    pub node: NodeStateLookup<'a>,
+    /// Fault recovery of the group's policy, if it is valid.
+    pub faults: Option<&'a FaultRules>,
     pub now: Timestamp,
 }
 
@@ -57,6 +61,11 @@ pub fn instance(input: InstanceInput<'_>) -> Result<ReconcilePlan, PlanError> {
     node_affinity::record_instance_nodes(input, &mut plan);
     let revision = find_revision(input, &mut plan)?;
     let pods: Vec<&Pod> = input.pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect();
+    fault::observe(input, &revision, &mut plan);
+    let recovery = fault::recover(input, &revision, &mut plan);
+    if recovery == RecoveryProgress::Acting {
+        return Ok(plan);
+    }
     // An instance that will be deleted gets no new pods.
     let is_leaving = lifecycle::is_draining(live);
     if !is_leaving {
@@ -70,10 +79,13 @@ pub fn instance(input: InstanceInput<'_>) -> Result<ReconcilePlan, PlanError> {
     let scaled = !is_leaving && scale(input, &pods, &revision, &mut plan)?;
     let is_held_back = pull.delays_update(input, &mut plan)?;
     let is_draining = is_leaving && in_place::drain(input, &pods, &mut plan);
-    if !scaled && !is_held_back && !is_leaving {
+    let is_recovering = recovery == RecoveryProgress::Draining;
+    if !scaled && !is_held_back && !is_leaving && !is_recovering {
         update(input, &pods, &revision, &mut plan);
     }
-    patch_readiness_gates(input, &pods, (&revision, is_held_back), &mut plan);
+    if !is_recovering {
+        patch_readiness_gates(input, &pods, (&revision, is_held_back), &mut plan);
+    }
     hooks::poll_settling(input, &pods, &mut plan);
     let in_use: Vec<&str> =
         input.pods.iter().filter_map(|pod| pod_label(pod, keys::CONTROLLER_REVISION_HASH)).collect();
@@ -87,6 +99,7 @@ pub fn instance(input: InstanceInput<'_>) -> Result<ReconcilePlan, PlanError> {
     hooks::set_hook_conditions(input, &pods, &mut after.conditions);
     pull.set_conditions(input, &mut after);
     status::aggregate_stalled(&mut after.conditions, std::iter::empty(), input.now);
+    fault::set_recovery_condition(input, &mut after.conditions);
     after.conditions.retain(|condition| {
         condition.kind != lifecycle::DRAINED || is_leaving && lifecycle::is_of_this_drain(live, condition)
     });
@@ -170,7 +183,8 @@ fn scale(
                 }
                 continue;
             }
-            let placement = node_affinity::placement(live, component, &name);
+            let mut placement = node_affinity::placement(live, component, &name);
+            fault::placement(live, &mut placement);
             missing.push(pod::pod(live, component, id, &revision.hash, &placement)?);
             reasons.push(format!("pod {name} is missing"));
         }

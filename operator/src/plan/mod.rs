@@ -7,6 +7,7 @@ mod component_order;
 mod coordination;
 mod deletion_order;
 mod desired_roles;
+mod fault;
 mod from_snapshot;
 mod gang;
 mod group;
@@ -32,6 +33,8 @@ mod unordered;
 mod warmup;
 
 pub use adapter::{AdapterInput, adapter};
+pub(crate) use fault::requested_action;
+pub use fault::{FaultPolicyError, FaultRules, NodeState, NodeStateLookup};
 pub use from_snapshot::plan_for;
 pub use group::GroupPlanError;
 pub(crate) use group::check_dependencies;
@@ -137,6 +140,8 @@ pub enum WriteAction {
         /// UID of the object: a newer object with the same name is not deleted.
         uid: String,
     },
+    /// Delete the pod with this UID without its kubelet's confirmation: its node is lost.
+    ForceDelete { name: String, uid: String },
 }
 
 impl ReconcilePlan {
@@ -146,6 +151,16 @@ impl ReconcilePlan {
         } else {
             self.steps.push(PlanStep { action, reason: reason.into() });
         }
+    }
+
+    /// Adds the steps of a part of the plan before all others.
+    fn prepend<T>(&mut self, add: impl FnOnce(&mut Self) -> T) -> T {
+        let later = std::mem::take(&mut self.steps);
+        let result = add(self);
+        for step in later {
+            self.push(step.action, step.reason);
+        }
+        result
     }
 
     /// Whether further steps are left to the next plan.

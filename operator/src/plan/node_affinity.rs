@@ -64,6 +64,7 @@ pub(super) fn placement(instance: &RoleInstance, component: &InstanceComponent, 
         nodes: read(metadata).remove(key).into_iter().flatten().collect(),
         required: mode == "Required",
         avoided_labels: avoid.collect(),
+        domain: None,
     }
 }
 

@@ -117,10 +117,15 @@ fn delay(config: &RestartPolicyConfig, count: i32) -> Duration {
     delays.pause(u32::try_from(count).unwrap_or(0))
 }
 
-fn has_crashed(pod: &Pod, revision: &revisions::RevisionRef) -> bool {
+/// Whether faults of this pod do not concern others.
+pub(super) fn is_ignored(pod: &Pod) -> bool {
     let annotations = pod.metadata.annotations.as_ref();
     let trigger = annotations.and_then(|annotations| annotations.get(keys::RESTART_TRIGGER_POLICY));
-    if trigger.is_some_and(|trigger| trigger == "Ignore") {
+    trigger.is_some_and(|trigger| trigger == "Ignore")
+}
+
+fn has_crashed(pod: &Pod, revision: &revisions::RevisionRef) -> bool {
+    if is_ignored(pod) {
         return false;
     }
     let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());

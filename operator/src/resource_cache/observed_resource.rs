@@ -182,7 +182,7 @@ fn trim(kind: ResourceKind, object: &mut DynamicObject) {
     match kind {
         ResourceKind::Node => {
             object.metadata = ObjectMeta { name, uid, labels, ..ObjectMeta::default() };
-            object.data = json!({});
+            object.data = json!({ "status": { "conditions": readiness(&object.data) } });
         }
         ResourceKind::ForeignPod => {
             let deletion_timestamp = metadata.deletion_timestamp.clone();
@@ -243,6 +243,17 @@ fn retain_managed_fields(kind: ResourceKind, metadata: &mut ObjectMeta) {
         }
         _ => metadata.managed_fields = None,
     }
+}
+
+/// The `Ready` condition of a node, without its heartbeat.
+fn readiness(node: &Value) -> Vec<Value> {
+    let conditions = node["status"]["conditions"].as_array().into_iter().flatten();
+    let ready = conditions.filter(|condition| condition["type"] == "Ready").map(|condition| {
+        let mut condition = condition.clone();
+        retain_members(&mut condition, &["lastTransitionTime", "status", "type"]);
+        condition
+    });
+    ready.collect()
 }
 
 fn retain_members(object: &mut Value, members: &[&str]) {

@@ -24,6 +24,7 @@ pub struct ResourceSnapshot {
     /// Pods of the group, including those of other controllers.
     group_pods: Vec<Arc<ObservedResource>>,
     absent: BTreeSet<ResourceKind>,
+    are_nodes_listed: bool,
     /// Last hook responses of pods, by UID.
     hook_results: HashMap<String, (HookCall, HookResult)>,
     ports: Arc<PortTable>,
@@ -65,6 +66,12 @@ impl ResourceSnapshot {
         self.absent.contains(&kind)
     }
 
+    /// Whether all nodes have been listed, so that a missing node does not exist.
+    #[must_use]
+    pub fn are_nodes_listed(&self) -> bool {
+        self.are_nodes_listed
+    }
+
     /// The pod's last response to this hook call.
     #[must_use]
     pub fn hook_result(&self, call: &HookCall) -> Option<HookResult> {
@@ -96,6 +103,7 @@ impl ResourceCache {
             children: HashMap::new(),
             group_pods: Vec::new(),
             absent: self.absent.clone(),
+            are_nodes_listed: self.is_synced(ResourceKind::Node),
             hook_results: HashMap::new(),
             ports: Arc::clone(&self.ports),
             node_levels: Arc::clone(self.node_labels.levels()),
@@ -144,6 +152,11 @@ impl ResourceCache {
         for pod in snapshot.group_pods.clone() {
             self.add_references(&pod, snapshot);
         }
+        // Where instances may be replaced.
+        if self.fault_policy(&group.key.namespace, &group.key.name).is_some() {
+            let nodes = self.of_kind(ResourceKind::Node);
+            snapshot.named.extend(nodes.map(|live| (live.key.clone(), Arc::clone(live))));
+        }
     }
 
     /// A set's instances with their pods, whose deletion costs decide which instances are removed.
@@ -159,6 +172,9 @@ impl ResourceCache {
     /// An instance's pods with their nodes and hook responses.
     fn add_instance(&self, instance: &ObservedResource, snapshot: &mut ResourceSnapshot) {
         self.add_children(&instance.uid, snapshot);
+        let policy =
+            instance.group.as_ref().and_then(|group| self.fault_policy(&instance.key.namespace, group));
+        snapshot.named.extend(policy.map(|policy| (policy.key.clone(), policy)));
         for pod in snapshot.children.get(&instance.uid).cloned().unwrap_or_default() {
             self.add_references(&pod, snapshot);
             if let Some(result) = self.hook_results.get(&pod.uid) {

@@ -7,7 +7,6 @@ use std::time::Duration;
 use futures_util::stream::BoxStream;
 use futures_util::{StreamExt, TryStreamExt};
 use kube::api::{Api, DynamicObject};
-use kube::core::PartialObjectMeta;
 use kube::runtime::watcher::{Error as WatchError, Event, watcher};
 use kube::runtime::{WatchStreamExt, watcher::Config};
 use kube::{Client, Error};
@@ -106,11 +105,6 @@ impl KindWatcher {
             config = config.labels(selector);
         }
         match &self.namespace {
-            // Nodes are watched by metadata only: their statuses change all the time, and only labels are used.
-            _ if self.kind == ResourceKind::Node => {
-                let api = Api::<PartialObjectMeta<DynamicObject>>::all_with(client, &resource);
-                watcher(api, config).map_ok(into_dynamic_event).boxed()
-            }
             Some(namespace) if !self.kind.is_of_cluster() => {
                 watcher(Api::namespaced_with(client, namespace, &resource), config).boxed()
             }
@@ -124,21 +118,6 @@ fn is_refusal(error: &WatchError) -> bool {
 }
 
 type WatchEventStream = BoxStream<'static, Result<Event<DynamicObject>, WatchError>>;
-
-fn into_dynamic_event(event: Event<PartialObjectMeta<DynamicObject>>) -> Event<DynamicObject> {
-    let to_dynamic = |part: PartialObjectMeta<DynamicObject>| DynamicObject {
-        types: None,
-        metadata: part.metadata,
-        data: serde_json::Value::default(),
-    };
-    match event {
-        Event::Init => Event::Init,
-        Event::InitApply(part) => Event::InitApply(to_dynamic(part)),
-        Event::InitDone => Event::InitDone,
-        Event::Apply(part) => Event::Apply(to_dynamic(part)),
-        Event::Delete(part) => Event::Delete(to_dynamic(part)),
-    }
-}
 
 fn log_watch_error(kind: ResourceKind, error: &dyn std::error::Error) {
     let kind = kind.name();

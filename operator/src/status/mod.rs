@@ -1,6 +1,7 @@
 //! Statuses of objects, as pure functions.
 
 mod conditions;
+mod fault;
 mod group;
 mod group_set;
 mod instance;
@@ -10,6 +11,7 @@ mod waiting;
 mod warmup;
 
 pub use conditions::{has, set_condition, since};
+pub(crate) use fault::{FAULT_BUDGET_EXHAUSTED, FAULT_RECOVERY, INSTANCE_FAULT, INVALID_POLICY};
 pub use group::{ObservedRoleStatus, group, is_group_ready, is_group_settled};
 pub use group_set::{ObservedGroupSet, group_set};
 pub use instance::{instance, is_available, is_ready, is_scheduled};

@@ -23,7 +23,7 @@ use kube::{Api, Client};
 use moongate_render::{RoleNames, SizeLimits};
 use moongate_runtime::Supervisor;
 use moongate_runtime::net::TcpListener;
-use rbg_api::v1alpha2::{RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleBasedGroupSet};
+use rbg_api::v1alpha2::{CoordinatedPolicy, RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleBasedGroupSet};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::sync::watch;
@@ -127,7 +127,8 @@ async fn validate(State(context): State<WebhookContext>, body: Body) -> Response
                 validation::validate_group_set(new, old, limits)
             })
         }
-        // The webhook is registered only for these two kinds.
+        "CoordinatedPolicy" => policy_errors(&context, &request).await,
+        // The webhook is registered only for these kinds.
         _ => Vec::new(),
     };
     let result = if errors.is_empty() { "allowed" } else { "refused" };
@@ -157,6 +158,9 @@ enum AdmissionError {
         "the RoleBasedGroupScalingAdapter `{adapter}` cannot be read, so a change of replicas cannot be validated: {source}"
     )]
     UnknownAdapter { adapter: String, source: kube::Error },
+    /// Whether the roles of a policy exist depends on the group.
+    #[error("the RoleBasedGroup `{group}` cannot be read, so its policy cannot be validated: {source}")]
+    UnknownGroup { group: String, source: kube::Error },
 }
 
 async fn read(body: Body) -> Result<Bytes, BodyReadError> {
@@ -180,6 +184,26 @@ fn parse_objects<T: DeserializeOwned>(
     let read = |object: &Value| T::deserialize(object);
     let new = read(&request.object).map_err(AdmissionError::Unreadable)?;
     Ok((new, read(&request.old_object).ok()))
+}
+
+async fn policy_errors(context: &WebhookContext, request: &AdmissionReviewRequest) -> Vec<AdmissionError> {
+    let (new, old) = match parse_objects::<CoordinatedPolicy>(request) {
+        Ok(objects) => objects,
+        Err(error) => return vec![error],
+    };
+    // Only fault recovery is validated, and most policies have none.
+    if new.spec.policies.iter().all(|rule| rule.strategy.fault_recovery.is_none()) {
+        return Vec::new();
+    }
+    let groups: Api<RoleBasedGroup> = Api::namespaced(context.client.clone(), &request.namespace);
+    let name = new.metadata.name.clone().unwrap_or_default();
+    match groups.get_opt(&name).await {
+        Ok(group) => {
+            let error = validation::validate_policy(&new, old.as_ref(), group.as_ref());
+            error.into_iter().map(Into::into).collect()
+        }
+        Err(source) => vec![AdmissionError::UnknownGroup { group: name, source }],
+    }
 }
 
 async fn group_errors(context: &WebhookContext, request: &AdmissionReviewRequest) -> Vec<AdmissionError> {

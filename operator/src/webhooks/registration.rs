@@ -37,9 +37,12 @@ use crate::OperatorMetrics;
 const CONVERTED: [&str; 2] = ["rolebasedgroups.workloads.x-k8s.io", "rolebasedgroupsets.workloads.x-k8s.io"];
 /// Upstream's name, so that a configuration left by upstream does not point to a removed server.
 const CONFIGURATION: &str = "rbgs-validating-webhook-configuration";
-/// Names of the webhooks, as upstream has them, with the resource that each validates.
-const WEBHOOKS: [(&str, &str); 2] =
-    [("vrolebasedgroup.kb.io", "rolebasedgroups"), ("vrolebasedgroupset.kb.io", "rolebasedgroupsets")];
+/// Names of the webhooks with the resource that each validates. Upstream has the first two.
+const WEBHOOKS: [(&str, &str); 3] = [
+    ("vrolebasedgroup.kb.io", "rolebasedgroups"),
+    ("vrolebasedgroupset.kb.io", "rolebasedgroupsets"),
+    ("vcoordinatedpolicy.moongate.io", "coordinatedpolicies"),
+];
 /// Timeout of the API server for a validation.
 const WEBHOOK_TIMEOUT_SECONDS: i32 = 10;
 

@@ -115,7 +115,9 @@ impl OperatorSimulation {
         self.pending_changes.clear();
         self.workers.clear();
         self.hook_calls.clear();
+        let list = self.observed.begin_list();
         self.server.initial_changes().into_iter().for_each(|change| self.deliver_change(change));
+        self.queue.extend(self.observed.end_list(ResourceKind::Node, list));
     }
 
     fn deliver_change(&mut self, change: ResourceChange) {
@@ -323,6 +325,9 @@ impl OperatorSimulation {
         (self.on_write)(&step);
         if let WriteAction::Delete { kind: ResourceKind::Pod, name, uid } = &step.action {
             self.hooks.end(name, uid);
+            self.ended.insert(name.clone());
+        }
+        if let WriteAction::ForceDelete { name, .. } = &step.action {
             self.ended.insert(name.clone());
         }
         match outcome {

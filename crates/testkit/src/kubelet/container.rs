@@ -51,7 +51,7 @@ impl FakeContainer {
             && up <= now
         {
             self.ready_at = None;
-            self.image_id = format!("sha256:{image}");
+            self.image_id = image_id(image);
         }
         self.ready_at
     }
@@ -64,6 +64,11 @@ impl FakeContainer {
         json!({ "name": name, "image": self.image, "imageID": self.image_id, "ready": is_up && state.is_ready,
             "started": is_up, "restartCount": self.restarts + state.exit_count, "state": shown })
     }
+}
+
+/// The image by its digest, as runtimes report it.
+fn image_id(image: &str) -> String {
+    if image.contains('@') { image.to_owned() } else { format!("{image}@sha256:{:064}", 0) }
 }
 
 /// The status of a container of a pod that runs to completion: it has completed at once, or could not start for lack of a shell, or waits

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
-    CustomComponentsPattern, LeaderWorkerPattern, RolloutStrategy, StandalonePattern, UnknownFields,
-    is_false, is_zero, one,
+    CustomComponentsPattern, FaultStatus, LeaderWorkerPattern, RolloutStrategy, StandalonePattern,
+    UnknownFields, is_false, is_zero, one,
 };
 use crate::int_or_percent::IntOrPercent;
 use crate::{Condition, PodTemplate, schema};
@@ -213,13 +213,16 @@ pub struct RoleBasedGroupStatus {
     /// Generation of the spec that this status refers to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Conditions of types Ready, Progressing and RollingUpdateInProgress.
+    /// Conditions of types Ready, Progressing, RollingUpdateInProgress and FaultRecovery.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
     /// Status of the roles, one entry per role.
     #[serde(default)]
     pub role_statuses: Vec<RoleStatus>,
+    /// Faults that a CoordinatedPolicy has dealt with, oldest first: per rule as many as its `maxPerHour`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub faults: Vec<FaultStatus>,
 }
 
 /// Numbers of instances of one role.

@@ -5,6 +5,7 @@
 //! does not know.
 
 mod adapter;
+mod fault_recovery;
 mod group;
 mod instance;
 mod instance_set;
@@ -19,6 +20,7 @@ pub use adapter::{
     RoleBasedGroupScalingAdapter, RoleBasedGroupScalingAdapterSpec, RoleBasedGroupScalingAdapterStatus,
     ScaleTargetRef,
 };
+pub use fault_recovery::{CoordinatedFaultRecovery, FaultLink, FaultStatus, FaultTrigger, LinkedAction};
 pub use group::{
     EngineRuntime, RoleBasedGroup, RoleBasedGroupSpec, RoleBasedGroupStatus, RoleSpec, RoleStatus,
     RoleTemplate, ScalingAdapter, ServicePort,

@@ -1,10 +1,10 @@
-//! CoordinatedPolicy: coordinated updates and scaling of several roles.
+//! CoordinatedPolicy: coordinated updates, scaling and fault recovery of several roles.
 
 use kube_derive::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::UnknownFields;
+use super::{CoordinatedFaultRecovery, UnknownFields};
 use crate::int_or_percent::IntOrPercent;
 use crate::{Condition, schema};
 
@@ -30,7 +30,7 @@ pub struct CoordinatedPolicySpec {
     pub policies: Vec<PolicyRule>,
 }
 
-/// A rule for roles that are updated and scaled together.
+/// A rule for roles that are updated, scaled and recovered together.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyRule {
@@ -40,7 +40,7 @@ pub struct PolicyRule {
     /// Names of the roles that the rule applies to.
     #[schemars(length(min = 1))]
     pub roles: Vec<String>,
-    /// Bounds for updates and scaling.
+    /// Bounds for updates and scaling, and recovery from faults.
     pub strategy: PolicyStrategy,
     /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
@@ -48,7 +48,7 @@ pub struct PolicyRule {
     pub other: UnknownFields,
 }
 
-/// Bounds for updates and scaling of the roles.
+/// Bounds for updates and scaling of the roles, and their recovery from faults.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyStrategy {
@@ -58,6 +58,9 @@ pub struct PolicyStrategy {
     /// Bounds that apply to scaling.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaling: Option<CoordinatedScaling>,
+    /// Recovery from faults of the roles' instances.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fault_recovery: Option<CoordinatedFaultRecovery>,
     /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]

@@ -5,6 +5,7 @@
 mod events;
 mod examples;
 mod external_kinds;
+mod fault_recovery;
 mod faults;
 mod group_set;
 mod hooks;

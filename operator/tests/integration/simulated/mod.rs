@@ -2,6 +2,7 @@
 
 mod components;
 mod examples;
+mod fault_recovery;
 mod gangs;
 mod hooks;
 mod kills;

@@ -85,6 +85,7 @@ fn pods_prefer_the_nodes_of_their_predecessors() {
         nodes: vec!["n1".into()],
         required,
         avoided_labels: vec!["bad".into()],
+        domain: None,
     };
     let required = placed(&placement(true));
     let terms = at(

@@ -217,8 +217,8 @@ async fn newer_examples_survive(client: &Client) {
 }
 
 async fn refusal(client: &Client, object: &DynamicObject) -> String {
-    let groups = api(client, ApiVersion::V1alpha2, "RoleBasedGroup");
-    match groups.create(&PostParams::default(), object).await {
+    let objects = api(client, ApiVersion::V1alpha2, &object.types.as_ref().unwrap().kind);
+    match objects.create(&PostParams::default(), object).await {
         Err(Error::Api(status)) => {
             assert_eq!((status.code, status.reason.as_str()), (422, "Invalid"), "{}", status.message);
             status.message
@@ -244,6 +244,13 @@ async fn invalid_specs_are_refused(client: &Client) {
         let refused = refusal(client, &group(name, role)).await;
         assert!(refused.contains("denied the request") && refused.contains(text), "{refused}");
     }
+    let link =
+        json!({ "when": { "role": "a" }, "scope": "Group", "then": [{ "role": "a", "action": "Drain" }] });
+    let rule = json!({ "name": "p", "roles": ["a"], "strategy": { "faultRecovery": { "links": [link] } } });
+    let policy = json!({ "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "CoordinatedPolicy",
+        "metadata": { "name": "g" }, "spec": { "policies": [rule] } });
+    let refused = refusal(client, &serde_json::from_value(policy).unwrap()).await;
+    assert!(refused.contains("a fault of role `a` cannot act on the same role"), "{refused}");
     // Also through the older version, and in a set.
     let mut older = json!({ "apiVersion": "workloads.x-k8s.io/v1alpha1", "kind": "RoleBasedGroup",
         "metadata": { "name": "older" }, "spec": { "roles": [{ "name": "a", "dependencies": ["a"],
