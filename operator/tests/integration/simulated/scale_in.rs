@@ -152,7 +152,7 @@ fn scaling_up_returns_draining_instances_to_service() {
 }
 
 #[test]
-fn status_names_draining_instances_and_unresponsive_pods_time_out() {
+fn status_names_draining_instances_until_their_timeout() {
     let mut cluster = OperatorSimulation::new(up(roles("30s"), 1).server, 3);
     cluster.hooks.unresponsive = true;
     scale(&mut cluster, &[1, 3, 2, 2]);
