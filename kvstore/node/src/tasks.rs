@@ -311,7 +311,7 @@ impl TaskWorker {
                 }
                 Err(error @ TaskError::Source(_)) => return Err(error),
                 Err(error) => {
-                    tracing::debug!(%error, node = %target.endpoint, "an idle connection has broken")
+                    tracing::debug!(%error, node = %target.endpoint, "an idle connection has broken");
                 }
             }
         }

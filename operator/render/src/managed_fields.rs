@@ -127,7 +127,7 @@ mod tests {
             ".": {}, "f:name": {}, "f:valueFrom": { ".": {}, "f:fieldRef": {} } } } });
         let env = |field: Value| json!([{ "name": "A", "valueFrom": { "fieldRef": field } }]);
         let field = json!({ "fieldPath": "metadata.name" });
-        let wanted = json!({ "annotations": {}, "env": env(field.clone()) });
+        let wanted = json!({ "annotations": {}, "env": env(field) });
         let mut live = json!({ "annotations": { "other": "1" },
             "env": env(json!({ "apiVersion": "v1", "fieldPath": "metadata.name" })) });
         assert!(!omits_field(&fields, &wanted, &live));

@@ -127,6 +127,6 @@ fn unschedulable_since(pod: &Pod) -> Option<Timestamp> {
     let condition =
         conditions.find(|condition| condition.type_ == "PodScheduled" && condition.status == "False")?;
     (pod.metadata.deletion_timestamp.is_none())
-        .then(|| condition.last_transition_time.as_ref())?
+        .then_some(condition.last_transition_time.as_ref())?
         .map(|time| time.0)
 }
