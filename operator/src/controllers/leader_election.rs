@@ -269,7 +269,7 @@ mod tests {
                 return Ok(status(StatusCode::TOO_MANY_REQUESTS));
             }
             let is_silent = number >= 1000 - self.silent;
-            if is_silent && number % 2 == 0 {
+            if is_silent && number.is_multiple_of(2) {
                 return pending().await;
             }
             let response = self.carry_out(request).await;
