@@ -57,7 +57,7 @@ impl LeaseTiming {
         self.duration / 15
     }
 
-    /// Time limit of one attempt to acquire the Lease, which nothing else depends on yet (3 s).
+    /// Time limit of the first attempt to acquire the Lease, and of its release (3 s).
     fn acquire_limit(self) -> Duration {
         self.duration / 5
     }
@@ -92,12 +92,12 @@ impl LeaderLease {
 
     /// Waits until this process holds the Lease. Returns the time from which that counts.
     pub(super) async fn acquire(&self) -> Instant {
-        let lease = self.client.name();
+        let (lease, mut limit) = (self.client.name(), self.timing.acquire_limit());
         tracing::info!(lease, identity = self.identity, "waiting to lead");
         loop {
             let started = Instant::now();
             let attempt = self.acquire_or_renew(false);
-            let pause = match tokio::time::timeout(self.timing.acquire_limit(), attempt).await {
+            let pause = match tokio::time::timeout(limit, attempt).await {
                 Ok(Ok(LeaseAttempt::Held)) => {
                     tracing::info!(lease, "leading");
                     return started;
@@ -108,7 +108,9 @@ impl LeaderLease {
                     self.pause_after_failure(self.timing.renewal_deadline())
                 }
                 Err(_) => {
-                    tracing::warn!(lease, "no response to a request for the lease");
+                    tracing::warn!(lease, ?limit, "no response to a request for the lease");
+                    // For a slow API server.
+                    limit = (limit + limit / 2).min(self.timing.renewal_deadline());
                     Duration::ZERO
                 }
             };

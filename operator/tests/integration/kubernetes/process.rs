@@ -6,13 +6,14 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use moongate_operator::OperatorOptions;
+use moongate_operator::controllers::OperatorError;
 use moongate_runtime::Supervisor;
 
 const KUBECONFIG: &str = "MOONGATE_TEST_KUBECONFIG";
 const NAMESPACE: &str = "MOONGATE_TEST_NAMESPACE";
 const LEASE: &str = "MOONGATE_TEST_LEASE";
 /// Duration of the Lease between replicas.
-const LEASE_DURATION: Duration = Duration::from_secs(3);
+const LEASE_DURATION: Duration = Duration::from_secs(5);
 
 /// The process is killed on drop.
 pub(crate) struct OperatorProcess(Child);
@@ -73,11 +74,22 @@ async fn operator() {
         namespace,
         ..OperatorOptions::default()
     };
-    let supervisor = Supervisor::new();
     // The parent process has exited.
     let orphaned = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
     tokio::select! {
-        ended = moongate_operator::run(options, &supervisor) => ended.unwrap(),
+        () = restarted(options) => {}
         _ = orphaned => {}
+    }
+}
+
+/// Runs an operator, and another one when it has lost its Lease, as a kubelet does.
+async fn restarted(options: OperatorOptions) {
+    loop {
+        let supervisor = Supervisor::new();
+        match moongate_operator::run(options.clone(), &supervisor).await {
+            Err(OperatorError::Lease(lost)) => eprintln!("{lost}"),
+            ended => return ended.unwrap(),
+        }
+        supervisor.shutdown(super::TEST_TIMEOUT).await.unwrap();
     }
 }

@@ -339,6 +339,9 @@ fn an_unready_node_is_lost_after_its_toleration() {
     }
 }
 
+/// Whether there is room for a pod.
+type IsSchedulable = fn(&Value) -> bool;
+
 /// The domain that the pods of a replacement require.
 fn required_domain(pod: &Value) -> &Value {
     let required = &pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
@@ -349,7 +352,7 @@ fn required_domain(pod: &Value) -> &Value {
 fn a_full_domain_is_left_by_all_its_instances() {
     let rack = ["g-a-0", "g-a-1", "g-b-0", "g-b-1"];
     // There is room in other domains, or nowhere in a common one.
-    let rooms: [(fn(&Value) -> bool, &str); 2] = [
+    let rooms: [(IsSchedulable, &str); 2] = [
         (|pod| required_domain(pod) != "In", "NotIn r0 topology/rack"),
         (|pod| required_domain(pod).is_null(), "  "),
     ];
