@@ -17,11 +17,24 @@
 //! | `input` | what is observed in one interval; every metric may be missing |
 //! | `decision` | wanted replicas, role flips, and why |
 //! | `planner` | one step, and the state that survives a restart |
+//! | `forecast` | demand of the next minutes |
+//! | `prefill_capacity`, `decode_capacity` | learned capacity of a replica at the targets |
+//! | `start_times` | learned times to start, to warm up and to drain |
+//! | `error_budget` | the share of requests that may miss a target |
+//! | `role_plan` | hysteresis, bounds, budget and role flips |
+//! | `smoothed` | means over time |
 
 mod decision;
+mod decode_capacity;
+mod error_budget;
+mod forecast;
 mod input;
 mod planner;
+mod prefill_capacity;
+mod role_plan;
 mod settings;
+mod smoothed;
+mod start_times;
 
 pub use self::decision::{
     DecisionReason, MissingSignal, PlannerDecision, RoleDecision, RoleExplanation, RoleFlips,
