@@ -47,7 +47,8 @@ pub struct RoleExplanation {
     /// How long a replica must be superfluous before it is removed: the time for which it would use GPUs without serving
     /// if it were removed and created again.
     pub break_even_s: f64,
-    /// Tokens per second of one replica at the targets.
+    /// Learned tokens per second of one replica: of a prefill engine while it is busy, and of a decode engine with the
+    /// largest batch that meets the target.
     pub capacity_tokens_per_s: Option<f64>,
     /// Replicas that the planned demand needs, before bounds and hysteresis.
     pub needed: Option<u32>,

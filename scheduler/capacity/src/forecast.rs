@@ -9,7 +9,7 @@ use crate::settings::DAY_S;
 use crate::smoothed::SmoothedMean;
 
 /// Time constants in seconds: of the level, and of the two means whose difference is the trend.
-const LEVEL_S: f64 = 45.0;
+const LEVEL_S: f64 = 60.0;
 const TREND_FAST_S: f64 = 300.0;
 const TREND_SLOW_S: f64 = 900.0;
 /// Bins of a day.
@@ -116,11 +116,6 @@ impl DemandForecast {
             self.margin += if is_exceeded { step * (1.0 - exceeded) } else { -step * exceeded };
             self.margin = self.margin.clamp(0.0, MAX_MARGIN);
         }
-    }
-
-    /// Present demand.
-    pub(crate) fn level(&self) -> Option<f64> {
-        self.level.get()
     }
 
     /// Factor on demand that covers the errors of the forecast.

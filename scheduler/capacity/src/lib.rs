@@ -21,6 +21,7 @@
 //! | `prefill_capacity`, `decode_capacity` | learned capacity of a replica at the targets |
 //! | `start_times` | learned times to start, to warm up and to drain |
 //! | `error_budget` | the share of requests that may miss a target |
+//! | `recent_needs` | replicas that were needed until recently |
 //! | `role_plan` | hysteresis, bounds, budget and role flips |
 //! | `smoothed` | means over time |
 
@@ -31,6 +32,7 @@ mod forecast;
 mod input;
 mod planner;
 mod prefill_capacity;
+mod recent_needs;
 mod role_plan;
 mod settings;
 mod smoothed;
@@ -46,3 +48,8 @@ pub use self::planner::{Planner, PlannerState};
 pub use self::settings::{
     DailyWindow, EngineStart, FlipSettings, InvalidSettings, PlannerSettings, RoleSettings, ServiceTargets,
 };
+
+#[cfg(test)]
+mod property_tests;
+#[cfg(test)]
+mod tests;

@@ -6,8 +6,9 @@ use crate::decision::{DecisionReason, MissingSignal, PlannerDecision, RoleExplan
 use crate::decode_capacity::DecodeCapacity;
 use crate::error_budget::ErrorBudget;
 use crate::forecast::DemandForecast;
-use crate::input::{PlannerInput, RoleReplicas};
-use crate::prefill_capacity::PrefillCapacity;
+use crate::input::{PlannerInput, PrefillSignals, RoleReplicas};
+use crate::prefill_capacity::{NEGLIGIBLE, PrefillCapacity};
+use crate::recent_needs::RecentNeeds;
 use crate::role_plan::{RolePlan, fit_budget, flip};
 use crate::settings::{InvalidSettings, PlannerSettings, RoleSettings};
 use crate::start_times::StartTimes;
@@ -16,6 +17,9 @@ use crate::start_times::StartTimes;
 const MAX_STEP_S: f64 = 60.0;
 /// Part of the target that queued work may take before it counts as a backlog.
 const BACKLOG_PART: f64 = 0.5;
+/// Share of prompts that may wait too long at the planned demand, relative to the allowed share: demand is less most of the
+/// time.
+const WAITING_FACTOR: f64 = 2.0;
 /// A backlog should be gone after so many seconds, or at the horizon.
 const MIN_DRAIN_S: f64 = 60.0;
 /// More waiting sequences than this mean that decode engines are full.
@@ -47,6 +51,8 @@ struct RoleState {
     demand: DemandForecast,
     times: StartTimes,
     budget: ErrorBudget,
+    /// Replicas that were needed recently.
+    recent: RecentNeeds,
 }
 
 /// Demand of a role at the times that matter.
@@ -179,19 +185,16 @@ impl PlannerState {
         let extra = if is_backlog { queued_s / plan.explanation.horizon_s.max(MIN_DRAIN_S) } else { 0.0 };
         if let Some((planned, rate)) = self.prefill.planned(&plan.explanation, input.time_s).zip(rate) {
             let replicas = |demand: f64, extra: f64| {
-                self.prefill_capacity.replicas(demand / rate + extra, ttft_s, allowed)
+                self.prefill_capacity.replicas(demand / rate + extra, ttft_s, WAITING_FACTOR * allowed)
             };
             let needed = replicas(planned.until_started, extra);
             plan.needed = Some(needed);
-            plan.kept = Some(replicas(planned.until_break_even, extra).max(needed));
+            let kept = replicas(planned.until_break_even, extra).max(needed);
+            plan.kept = Some(self.prefill.recent.greatest(input.time_s, kept, plan.explanation.break_even_s));
             plan.explanation.planned_tokens_per_s = Some(planned.until_started);
             if is_backlog && replicas(planned.until_started, 0.0) <= plan.current {
                 plan.growth = DecisionReason::Backlog;
             }
-            // At the targets, replicas are not busy all the time.
-            plan.explanation.capacity_tokens_per_s = Some(planned.until_started / f64::from(needed.max(1)))
-                .filter(|&per| per > 0.0)
-                .or(Some(rate));
         } else {
             plan.needed = without_capacity(&plan, attributed, settings, is_backlog);
             plan.growth = if is_backlog { DecisionReason::Backlog } else { DecisionReason::LatencyTarget };
@@ -256,11 +259,12 @@ impl PlannerState {
             let extra = if is_full { waiting.unwrap_or(0.0) / capacity.sequences } else { 0.0 };
             let replicas = |demand: f64, extra: f64| {
                 // The conversion saturates.
-                (demand / capacity.tokens_per_s + extra).ceil().max(0.0) as u32
+                (demand / capacity.tokens_per_s + extra - NEGLIGIBLE).ceil().max(0.0) as u32
             };
             let needed = replicas(planned.until_started, extra);
             plan.needed = Some(needed);
-            plan.kept = Some(replicas(planned.until_break_even, extra).max(needed));
+            let kept = replicas(planned.until_break_even, extra).max(needed);
+            plan.kept = Some(self.decode.recent.greatest(input.time_s, kept, plan.explanation.break_even_s));
             plan.explanation.planned_tokens_per_s = Some(planned.until_started);
             if is_full && replicas(planned.until_started, 0.0) <= plan.current {
                 plan.growth = DecisionReason::Backlog;

@@ -14,6 +14,8 @@ const MIN_BUSY: f64 = 0.02;
 const LONG_PROMPT: f64 = 2.0;
 /// Part of the target that is available for waiting at least.
 const MIN_WAIT_PART: f64 = 0.1;
+/// Mean number of busy replicas that counts as none: what is left of the mean demand of a deployment that is idle.
+pub(crate) const NEGLIGIBLE: f64 = 1e-3;
 /// Most replicas that are considered.
 const MAX_REPLICAS: u32 = 100_000;
 
@@ -63,6 +65,9 @@ impl PrefillCapacity {
     /// The fewest replicas with which at most this share of prompts waits too long, when so many engines are busy on
     /// average.
     pub(crate) fn replicas(&self, busy_engines: f64, ttft_s: f64, too_late: f64) -> u32 {
+        if busy_engines < NEGLIGIBLE {
+            return 0;
+        }
         let prompt_s = self.prompt_s.get().unwrap_or(ttft_s / 4.0).max(1e-6);
         let wait_s = (ttft_s - LONG_PROMPT * prompt_s).max(MIN_WAIT_PART * ttft_s);
         let least = busy_engines.floor().clamp(0.0, f64::from(MAX_REPLICAS)) as u32;

@@ -79,7 +79,7 @@ fn move_surplus(from: &mut RolePlan<'_>, to: &RolePlan<'_>) -> u32 {
 
 /// Reduces both roles until they fit in the budget: first what would be added, and of both roles the one that keeps the
 /// larger part of what it needs.
-pub(crate) fn fit_budget(prefill: &mut RolePlan<'_>, decode: &mut RolePlan<'_>, budget: u32) {
+pub(crate) fn fit_budget<'a>(prefill: &mut RolePlan<'a>, decode: &mut RolePlan<'a>, budget: u32) {
     while prefill.gpus() + decode.gpus() > u64::from(budget) {
         let is_growing = |plan: &RolePlan<'_>| plan.wanted > plan.current.max(plan.floor);
         let is_any_growing = is_growing(prefill) || is_growing(decode);

@@ -38,7 +38,7 @@ impl ComparedDay<'_> {
         controller: impl Fn(P) -> Box<dyn ScalingController> + Sync,
     ) -> Option<TunedResult<P>> {
         let gpus = f64::from(self.options.gpus_per_replica);
-        let start = |parameters: P, early_end| {
+        let start = |parameters: P, early_end: EarlyEnd<'_>| {
             run_day(self.options, self.requests, self.initial, &mut *controller(parameters), Some(early_end))
         };
         let known_s =
