@@ -6,7 +6,7 @@ use crate::decision::{DecisionReason, MissingSignal, PlannerDecision, RoleExplan
 use crate::decode_capacity::DecodeCapacity;
 use crate::error_budget::ErrorBudget;
 use crate::forecast::DemandForecast;
-use crate::input::{PlannerInput, PrefillSignals, RoleReplicas};
+use crate::input::{PlannerInput, RoleReplicas};
 use crate::prefill_capacity::{NEGLIGIBLE, PrefillCapacity};
 use crate::recent_needs::RecentNeeds;
 use crate::role_plan::{RolePlan, fit_budget, flip};
