@@ -107,7 +107,6 @@ pub(crate) struct FleetObservation {
     pub(crate) mean_ttft_s: Option<f64>,
     pub(crate) mean_tpot_s: Option<f64>,
     pub(crate) mean_request_s: Option<f64>,
-    pub(crate) cache_hit_share: Option<f64>,
 }
 
 impl ReplicaFleet<'_> {
@@ -187,7 +186,6 @@ impl ReplicaFleet<'_> {
             mean_ttft_s: known(metrics.ttft_s.iter().sum(), first_tokens),
             mean_tpot_s: known(metrics.tpot_s.iter().sum(), ended),
             mean_request_s: known(metrics.request_s, ended),
-            cache_hit_share,
         };
         metrics.start_interval(now);
         observation
