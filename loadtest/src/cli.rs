@@ -19,7 +19,7 @@ use crate::engine::{
 };
 use crate::generate::{self, ArrivalProcess, LoadLimits, LoadTarget, LoadTargetApi, LoadtestReport};
 use crate::live::{LiveComparisonArgs, live};
-use crate::simulate::{SimulateArgs, simulate};
+use crate::simulate::{ScalingArgs, SimulateArgs, scaling, simulate};
 
 /// Simulated engines and load generation.
 #[derive(Debug, Subcommand)]
@@ -30,6 +30,8 @@ pub enum LoadtestCommand {
     Run(Box<LoadRunArgs>),
     /// Compare scheduling policies on a simulated fleet.
     Simulate(Box<SimulateArgs>),
+    /// Compare ways to scale prefill and decode replicas over a simulated day.
+    Scaling(ScalingArgs),
     /// Compare scheduling policies in real gateways with simulated engines on a faster clock, and compare the results
     /// with the simulator.
     Live(Box<LiveComparisonArgs>),
@@ -193,7 +195,10 @@ pub async fn run(command: LoadtestCommand, supervisor: &Supervisor) -> anyhow::R
     match command {
         LoadtestCommand::Engine(args) => run_engine(*args, supervisor).await,
         LoadtestCommand::Run(args) => run_load(*args, supervisor).await,
-        LoadtestCommand::Simulate(args) => run_simulation(args, supervisor).await,
+        LoadtestCommand::Simulate(args) => {
+            run_simulation(move |stop| simulate(&args, stop), supervisor).await
+        }
+        LoadtestCommand::Scaling(args) => run_simulation(move |stop| scaling(&args, stop), supervisor).await,
         LoadtestCommand::Live(args) => {
             let (table, agrees) = live(&args, supervisor).await?;
             write_stdout(&table);
@@ -324,10 +329,13 @@ async fn run_load(args: LoadRunArgs, supervisor: &Supervisor) -> anyhow::Result<
     Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-async fn run_simulation(args: Box<SimulateArgs>, supervisor: &Supervisor) -> anyhow::Result<ExitCode> {
+async fn run_simulation(
+    simulation: impl FnOnce(&AtomicBool) -> anyhow::Result<String> + Send + 'static,
+    supervisor: &Supervisor,
+) -> anyhow::Result<ExitCode> {
     let stop = Arc::new(AtomicBool::new(false));
     let stop_flag = Arc::clone(&stop);
-    let mut run = tokio::task::spawn_blocking(move || simulate(&args, &stop_flag));
+    let mut run = tokio::task::spawn_blocking(move || simulation(&stop_flag));
     let stopped = supervisor.token();
     let text = tokio::select! {
         text = &mut run => text??,

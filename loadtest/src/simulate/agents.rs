@@ -179,14 +179,17 @@ fn sample_zipf(random: &mut fastrand::Rng, sum: f64, ranks: usize) -> usize {
     ranks - 1
 }
 
-fn exponential(random: &mut fastrand::Rng, mean: f64) -> f64 {
+pub(crate) fn exponential(random: &mut fastrand::Rng, mean: f64) -> f64 {
     -(1.0 - random.f64()).ln() * mean
 }
 
-fn log_normal(random: &mut fastrand::Rng, mean: f64, spread: f64) -> f64 {
-    let radius = (-2.0 * (1.0 - random.f64()).ln()).sqrt();
-    let normal = radius * (std::f64::consts::TAU * random.f64()).cos();
-    mean * (spread * normal - spread * spread / 2.0).exp()
+pub(crate) fn log_normal(random: &mut fastrand::Rng, mean: f64, spread: f64) -> f64 {
+    mean * (spread * standard_normal(random) - spread * spread / 2.0).exp()
+}
+
+/// By Box and Muller.
+pub(crate) fn standard_normal(random: &mut fastrand::Rng) -> f64 {
+    (-2.0 * (1.0 - random.f64()).ln()).sqrt() * (std::f64::consts::TAU * random.f64()).cos()
 }
 
 #[cfg(test)]

@@ -43,6 +43,8 @@ pub(crate) struct DecodeEngine {
     /// Steps done up to `since`, including the fraction of the current one.
     steps: f64,
     since: f64,
+    /// Tokens generated up to `since`.
+    pub(crate) generated: f64,
     /// Seconds per step while a prompt is computed between the steps.
     step_beside_prompt_s: Option<f64>,
     /// Incremented whenever the batch changes, so that outdated end events are ignored.
@@ -87,9 +89,12 @@ impl DecodeEngine {
         settings.decode_tokens.saturating_sub(self.used_tokens)
     }
 
-    fn advance(&mut self, now: f64, settings: &SimulationOptions) {
+    /// Counts the steps up to `now`.
+    pub(crate) fn advance(&mut self, now: f64, settings: &SimulationOptions) {
         if !self.batch.is_empty() {
-            self.steps += (now - self.since) / self.step_s(settings);
+            let steps = (now - self.since) / self.step_s(settings);
+            self.steps += steps;
+            self.generated += steps * self.batch.len() as f64;
         }
         self.since = now;
     }

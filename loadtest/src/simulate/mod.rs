@@ -12,6 +12,7 @@
 //! | `outcome`, `fairness` | results |
 //! | `lower_bound`, `shared_prefixes`, `bound_gap` | distance between a policy and a lower bound |
 //! | `sweep`, `suite`, `suite_experiments`, `args`, `table`, `report`, `svg` | experiments and their presentation |
+//! | `scaling` | a day on a fleet whose replicas come and go |
 //! | `calibrate`, `published` | validation against measurements |
 
 mod agents;
@@ -38,6 +39,7 @@ mod published;
 mod report;
 mod request_class;
 mod run;
+mod scaling;
 mod sessions;
 mod settings;
 mod shared_prefixes;
@@ -61,6 +63,7 @@ pub use self::multiturn::{MultiTurnOptions, MultiTurnSender};
 pub use self::outcome::{RequestHistory, SimulatedOutcome, SimulationResult, SimulationSummary, quantile};
 pub use self::published::{BenchmarkResult, published_plot};
 pub use self::request_class::RequestClass;
+pub use self::scaling::{ScalingArgs, scaling};
 pub use self::settings::{EngineOutage, EngineQueueOrder, MAX_PREFILL, SimPrefetchPolicy, SimulationOptions};
 pub use self::store_cache::StoreRetention;
 pub use self::svg::{AxisScale, SvgPlot};

@@ -22,6 +22,11 @@ impl ArrivalTide {
         (self.ratio - 1.0) / (self.ratio + 1.0)
     }
 
+    /// Rate at a time, divided by the mean rate.
+    pub(crate) fn relative_rate(self, time: f64) -> f64 {
+        1.0 - self.amplitude() * (TAU * time / self.period_s).cos()
+    }
+
     /// Time at the mean rate until which as many requests arrive as until `time` with the tide.
     fn mean_rate_s(self, time: f64) -> f64 {
         time - self.amplitude() * self.period_s / TAU * (TAU * time / self.period_s).sin()
