@@ -37,6 +37,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     ("gateway/tokenize", "moongate-tokenize", &[]),
     ("gateway/translate", "moongate-translate", &[]),
     ("scheduler", "moongate-scheduler", &[]),
+    ("scheduler/capacity", "moongate-capacity", &[]),
     ("discovery", "moongate-discovery", &["rbg-api", "moongate-runtime"]),
     ("operator/api", "rbg-api", &["moongate-testkit"]),
     ("operator/render", "moongate-render", &["rbg-api", "moongate-testkit"]),
@@ -161,6 +162,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
         "moongate-loadtest",
         &[
             "moongate-scheduler",
+            "moongate-capacity",
             "moongate-retention",
             "moongate-block-hash",
             "moongate-store-client",
