@@ -18,9 +18,10 @@ use moongate_gateway::ApiErrorCode;
 use moongate_scheduler::PolicyName;
 
 /// Commands whose settings docs/configuration.md lists under a heading of their name.
-const COMMANDS: [&str; 14] = [
+const COMMANDS: [&str; 15] = [
     "moongate gateway",
     "moongate operator",
+    "moongate planner",
     "moongate kubectl",
     "moongate store",
     "moongate store-holder",

@@ -75,7 +75,6 @@ struct Deployment<'a> {
     scraper: GatewayScraper,
     signals: SignalConverter,
     roles: Vec<RoleTracker>,
-    last_decision: Option<PlannerDecision>,
     scrape_log: LogRateLimiter,
     problem_log: LogRateLimiter,
     state_log: LogRateLimiter,
@@ -98,7 +97,6 @@ impl<'a> Deployment<'a> {
             scraper: GatewayScraper::new(context.gateways.clone(), spec.gateways.clone()),
             signals: SignalConverter::default(),
             roles: roles.collect(),
-            last_decision: None,
             scrape_log: LogRateLimiter::new(),
             problem_log: LogRateLimiter::new(),
             state_log: LogRateLimiter::new(),
@@ -155,7 +153,6 @@ impl<'a> Deployment<'a> {
                 let decision = self.planner.step(&input);
                 report.roles = self.scale(&decision, &replicas, time_s).await;
                 report.input = Some(input);
-                self.last_decision = Some(decision.clone());
                 report.decision = Some(decision);
             }
             Err(problem) => {
@@ -192,13 +189,12 @@ impl<'a> Deployment<'a> {
 
     fn signal_settings(&self) -> SignalSettings {
         let settings = &self.spec.settings;
-        let learned = self.last_decision.as_ref().and_then(|last| last.prefill.explanation.capacity_tokens_per_s);
         SignalSettings {
             roles: self.spec.scale.engine_roles(),
             ttft_target_s: settings.targets.ttft_s,
             tpot_target_s: settings.targets.tpot_s,
             share: settings.targets.share,
-            prefill_tokens_per_s: learned.or(settings.prefill.first_tokens_per_s),
+            first_prefill_tokens_per_s: settings.prefill.first_tokens_per_s,
             decode_kv_tokens: self.spec.decode_kv_tokens.map(|tokens| tokens as f64),
         }
     }

@@ -36,9 +36,9 @@ pub(crate) struct SignalSettings {
     pub(crate) tpot_target_s: f64,
     /// Share of the requests that must meet a target; its percentile is the latency.
     pub(crate) share: f64,
-    /// Tokens per second of one prefill replica, from the last decision or the settings.
-    pub(crate) prefill_tokens_per_s: Option<f64>,
-    /// Tokens in the KV cache of one decode replica.
+    /// Tokens per second of one busy prefill replica, until they have been measured.
+    pub(crate) first_prefill_tokens_per_s: Option<f64>,
+    /// Tokens in the KV cache of one decode replica; without it, the KV cache counts as empty.
     pub(crate) decode_kv_tokens: Option<f64>,
 }
 
@@ -48,6 +48,8 @@ pub(crate) struct SignalConverter {
     previous: Option<SampledRound>,
     /// Prompt tokens to compute per completed request.
     computed_per_request: DecayedRatio,
+    /// Prompt tokens that a busy engine computes per second.
+    busy_tokens_per_s: DecayedRatio,
     /// Generated tokens per chunk of a stream.
     tokens_per_chunk: DecayedRatio,
 }
@@ -149,7 +151,7 @@ impl SignalConverter {
     }
 
     fn prefill(
-        &self,
+        &mut self,
         previous: &SampledRound,
         current: &SampledRound,
         change: &SampleChange,
@@ -178,9 +180,12 @@ impl SignalConverter {
             (Some(now), Some(before)) => Some((now + before) / 2.0),
             (now, _) => now,
         };
-        let measured = computed.zip(busy).filter(|(_, busy)| *busy > 0.1);
-        let measured = measured.map(|(tokens, busy)| tokens / (busy * current.load.engines(role)));
-        let capacity = settings.prefill_tokens_per_s.or(measured).filter(|tokens| *tokens > 0.0);
+        if let Some((computed, busy)) = computed.zip(busy) {
+            let busy_s = busy * current.load.engines(role) * after_s;
+            self.busy_tokens_per_s.add(computed * after_s, busy_s, after_s);
+        }
+        let measured = self.busy_tokens_per_s.ratio().filter(|tokens| *tokens > 0.0);
+        let capacity = measured.or(settings.first_prefill_tokens_per_s);
         let cached = change.cached_tokens.zip(change.prompt_tokens).filter(|(_, prompt)| *prompt > 0.0);
         PrefillSignals {
             arriving_tokens_per_s: tokens_of(arrived).map(|tokens| tokens / after_s),
@@ -212,13 +217,17 @@ impl SignalConverter {
             true => streamed / after_s,
             false => tokens / after_s,
         });
-        let kv_tokens = settings.decode_kv_tokens.map(|tokens| tokens * current.load.engines(role));
         let occupied = current.load.active_decode_tokens(role);
+        let kv_occupancy = match settings.decode_kv_tokens.map(|tokens| tokens * current.load.engines(role)) {
+            // By configuration, it does not limit the batch.
+            None => Some(0.0),
+            Some(all) => (all > 0.0).then(|| (occupied / all).clamp(0.0, 1.0)),
+        };
         DecodeSignals {
             generated_tokens_per_s: generated,
             running: Some((previous.load.in_flight(role) + current.load.in_flight(role)) / 2.0),
             waiting: current.load.queued_for(settings.roles).map(|(_, decode)| decode),
-            kv_occupancy: kv_tokens.filter(|all| *all > 0.0).map(|all| (occupied / all).clamp(0.0, 1.0)),
+            kv_occupancy,
             tpot_s: change.itl.quantile(settings.share).map(|itl| itl / per_chunk),
             within_target_share: change.itl.share_within(settings.tpot_target_s * per_chunk),
         }
