@@ -11,8 +11,7 @@ const PAIR: &str = "--set=planner.enabled=true,\
                     engines.prefill.engine=sglang,engines.prefill.model=m,engines.prefill.mode=prefill,\
                     engines.prefill.planner.max=8,engines.decode.engine=sglang,engines.decode.model=m,\
                     engines.decode.mode=decode,engines.decode.tensorParallel=2";
-const SETTINGS: &str =
-    "--set-json=planner.settings={\"targets\":{\"tpot_s\":0.04},\"gpu_budget\":24},planner.decodeKvTokens=4000000";
+const SETTINGS: &str = "--set-json=planner.settings={\"targets\":{\"tpot_s\":0.04},\"gpu_budget\":24},planner.decodeKvTokens=4000000";
 
 /// The planner's file of deployments.
 fn file(rendered: &Rendered) -> String {
@@ -37,7 +36,10 @@ fn the_release_is_a_deployment_that_the_planner_accepts() {
         assert!(rendered.find("HorizontalPodAutoscaler", &format!("release-{role}")).is_none());
     }
     let service = rendered.object("Service", "release-planner-gateways");
-    assert_eq!((&service["spec"]["clusterIP"], &service["spec"]["publishNotReadyAddresses"]), (&json!("None"), &json!(true)));
+    assert_eq!(
+        (&service["spec"]["clusterIP"], &service["spec"]["publishNotReadyAddresses"]),
+        (&json!("None"), &json!(true))
+    );
 
     // Without a cluster, only the file decides how the planner ends.
     let folder = tempfile::tempdir().unwrap();
@@ -45,7 +47,9 @@ fn the_release_is_a_deployment_that_the_planner_accepts() {
     let problem = |text: &str| {
         fs::write(&path, text).unwrap();
         let mut planner = Command::new(env!("CARGO_BIN_EXE_moongate"));
-        planner.args(["planner", "--admin-listen=127.0.0.1:0", "--kubeconfig=none", "--deployments"]).arg(&path);
+        planner
+            .args(["planner", "--admin-listen=127.0.0.1:0", "--kubeconfig=none", "--deployments"])
+            .arg(&path);
         String::from_utf8(planner.output().unwrap().stderr).unwrap()
     };
     let accepted = problem(&text);
@@ -68,7 +72,10 @@ fn plain_engines_have_the_same_bounds_in_both_roles() {
 fn a_planner_excludes_autoscalers_and_unclear_roles() {
     let autoscaled = "--set=engines.decode.autoscaling.enabled=true,engines.decode.autoscaling.minReplicas=1,engines.decode.autoscaling.maxReplicas=2";
     let message = rejected(&[PAIR, autoscaled]);
-    assert!(message.contains("engines.decode.autoscaling and planner.enabled would both scale the role decode"), "{message}");
+    assert!(
+        message.contains("engines.decode.autoscaling and planner.enabled would both scale the role decode"),
+        "{message}"
+    );
     let second = "--set=engines.other.engine=sglang,engines.other.model=m,engines.other.mode=decode";
     let message = rejected(&[PAIR, second]);
     assert!(message.contains("engines.decode and engines.other have the mode decode"), "{message}");
@@ -84,12 +91,16 @@ fn a_planner_may_only_scale_list_pods_and_keep_its_state() {
     let rendered = Rendered::with(&[PAIR, other]);
     let own = &rendered.object("Role", "release-planner")["rules"];
     assert_eq!(own[0], json!({ "apiGroups": [""], "resources": ["configmaps"], "verbs": ["create"] }));
-    assert_eq!(own[1]["resourceNames"], json!(["moongate-planner.here.release", "moongate-planner.there.other"]));
+    assert_eq!(
+        own[1]["resourceNames"],
+        json!(["moongate-planner.here.release", "moongate-planner.there.other"])
+    );
     assert_eq!(own[1]["verbs"], json!(["get", "patch"]));
     let targets = &rendered.object("Role", "here-release-planner-targets")["rules"];
     for rule in targets.as_array().unwrap() {
         let is_pods = rule["resources"] == json!(["pods"]);
-        let is_scale = rule["resources"].as_array().unwrap().iter().all(|it| it.as_str().unwrap().ends_with("/scale"));
+        let is_scale =
+            rule["resources"].as_array().unwrap().iter().all(|it| it.as_str().unwrap().ends_with("/scale"));
         let verbs = if is_pods { json!(["list", "watch"]) } else { json!(["get", "patch"]) };
         assert!((is_pods || is_scale) && rule["verbs"] == verbs, "{rule}");
     }
@@ -98,5 +109,8 @@ fn a_planner_may_only_scale_list_pods_and_keep_its_state() {
     assert_eq!((&spec["replicas"], &spec["strategy"]["type"]), (&json!(1), &json!("Recreate")));
     let arguments = spec["template"]["spec"]["containers"][0]["args"].as_array().unwrap();
     assert!(arguments.contains(&json!("--dry-run")), "{arguments:?}");
-    assert_eq!(dry.object("PodMonitor", "release-planner")["spec"]["podMetricsEndpoints"][0]["port"], "admin");
+    assert_eq!(
+        dry.object("PodMonitor", "release-planner")["spec"]["podMetricsEndpoints"][0]["port"],
+        "admin"
+    );
 }

@@ -20,7 +20,12 @@ const MAX_CONNECTIONS: usize = 64;
 type AdminState = (Arc<PlannerMetrics>, Arc<PlanBoard>);
 
 /// Serves `/healthz`, `/readyz`, `/plan` and `/metrics` until the supervisor stops.
-pub fn start(listener: TcpListener, metrics: Arc<PlannerMetrics>, plans: Arc<PlanBoard>, supervisor: &Supervisor) {
+pub fn start(
+    listener: TcpListener,
+    metrics: Arc<PlannerMetrics>,
+    plans: Arc<PlanBoard>,
+    supervisor: &Supervisor,
+) {
     let routes = Router::new()
         .route("/healthz", get(async || "ok"))
         .route("/readyz", get(ready))

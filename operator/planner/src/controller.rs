@@ -98,7 +98,10 @@ pub async fn run(options: PlannerOptions, supervisor: &Supervisor) -> Result<(),
     supervisor.spawn("planner gateway CA", options.gateway_tls.reload_on_change(stop.clone()));
     let changed = Arc::new(Notify::new());
     let notify = Arc::clone(&changed);
-    supervisor.spawn_essential("planner deployments file", changes.watch(stop.clone(), move || notify.notify_one()));
+    supervisor.spawn_essential(
+        "planner deployments file",
+        changes.watch(stop.clone(), move || notify.notify_one()),
+    );
     let mut controller = DeploymentSet { context, supervisor: supervisor.clone(), running: BTreeMap::new() };
     controller.apply(specs).await;
     controller.context.metrics.set_started();
@@ -149,8 +152,12 @@ impl DeploymentSet {
         let specs: BTreeMap<DeploymentKey, DeploymentSpec> =
             specs.into_iter().map(|spec| (spec.key.clone(), spec)).collect();
         let is_other = |running: &RunningDeployment| specs.get(&running.spec.key) != Some(&*running.spec);
-        let others: Vec<DeploymentKey> =
-            self.running.values().filter(|running| is_other(running)).map(|running| running.spec.key.clone()).collect();
+        let others: Vec<DeploymentKey> = self
+            .running
+            .values()
+            .filter(|running| is_other(running))
+            .map(|running| running.spec.key.clone())
+            .collect();
         self.end(&others).await;
         for key in others.iter().filter(|key| !specs.contains_key(key)) {
             self.context.metrics.remove(key);

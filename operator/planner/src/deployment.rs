@@ -5,7 +5,9 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use moongate_capacity::{InvalidSettings, Planner, PlannerDecision, PlannerInput, PlannerState, RoleDecision, RoleReplicas};
+use moongate_capacity::{
+    InvalidSettings, Planner, PlannerDecision, PlannerInput, PlannerState, RoleDecision, RoleReplicas,
+};
 use moongate_runtime::LogRateLimiter;
 use tokio::time::{MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
@@ -88,7 +90,8 @@ impl<'a> Deployment<'a> {
         state: PlannerState,
     ) -> Result<Self, InvalidSettings> {
         let roles = spec.scale.roles().into_iter();
-        let roles = roles.map(|(role, target)| RoleTracker::new(context.client.clone(), &spec.key, role, target));
+        let roles =
+            roles.map(|(role, target)| RoleTracker::new(context.client.clone(), &spec.key, role, target));
         Ok(Self {
             context,
             spec,

@@ -85,7 +85,9 @@ enum DeploymentsFileProblem {
 enum InvalidDeployment {
     #[error("{0}")]
     Member(serde_json::Error),
-    #[error("{member} {value:?}: must be a name of Kubernetes: lower-case letters, digits and `-`, at most 63")]
+    #[error(
+        "{member} {value:?}: must be a name of Kubernetes: lower-case letters, digits and `-`, at most 63"
+    )]
     Name { member: &'static str, value: String },
     #[error("another deployment has this namespace and name; rename one")]
     Duplicate,
@@ -107,7 +109,7 @@ enum InvalidDeployment {
     NoKvTokens,
     #[error("settings: {0}")]
     Settings(#[from] InvalidSettings),
-    #[error("settings: interval_s {0}: must be from {} to {}", INTERVALS.start(), INTERVALS.end())]
+    #[error("settings: interval_s {0}: must be from 1 to 60")]
     Interval(f64),
     #[error("settings: flip: no engine changes its role in place on Kubernetes; remove it")]
     Flip,
@@ -217,7 +219,9 @@ fn gateway(url: &str) -> Result<Url, InvalidDeployment> {
     let invalid = |problem: String| InvalidDeployment::Gateway { url: url.to_owned(), problem };
     let parsed = Url::parse(url).map_err(|error| invalid(error.to_string()))?;
     match (parsed.scheme(), parsed.host_str()) {
-        ("http" | "https", Some(_)) if parsed.username().is_empty() && parsed.password().is_none() => Ok(parsed),
+        ("http" | "https", Some(_)) if parsed.username().is_empty() && parsed.password().is_none() => {
+            Ok(parsed)
+        }
         ("http" | "https", Some(_)) => Err(invalid("it has a user or a password".to_owned())),
         _ => Err(invalid("neither http:// nor https://".to_owned())),
     }
@@ -265,7 +269,10 @@ impl UsedNames {
         for (_, target) in deployment.scale.roles() {
             let place = (key.namespace.clone(), target.clone());
             if let Some(other) = self.targets.insert(place, key.clone()) {
-                return Err(InvalidDeployment::SharedTarget { target: target.clone(), other: other.to_string() });
+                return Err(InvalidDeployment::SharedTarget {
+                    target: target.clone(),
+                    other: other.to_string(),
+                });
             }
         }
         Ok(())
@@ -290,7 +297,9 @@ impl ScaleTargets {
     /// The roles that are scaled, each with its target.
     pub(crate) fn roles(&self) -> Vec<(ScaledRole, &ScaleTarget)> {
         match self {
-            Self::Pair { prefill, decode } => vec![(ScaledRole::Prefill, prefill), (ScaledRole::Decode, decode)],
+            Self::Pair { prefill, decode } => {
+                vec![(ScaledRole::Prefill, prefill), (ScaledRole::Decode, decode)]
+            }
             Self::Plain { plain } => vec![(ScaledRole::Plain, plain)],
         }
     }

@@ -56,7 +56,9 @@ pub(crate) struct EngineSample {
 
 /// The text is not that of a gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the response has no metric moongate_requests_in_flight; the URL must be that of a gateway's admin listener")]
+#[error(
+    "the response has no metric moongate_requests_in_flight; the URL must be that of a gateway's admin listener"
+)]
 pub(crate) struct NotGatewayMetrics;
 
 impl GatewaySample {
@@ -296,7 +298,13 @@ moongate_engine_connections{instance="d",role="decode"} 1
     fn absent_metrics_are_missing_and_other_texts_are_rejected() {
         let sample = GatewaySample::parse(b"moongate_requests_in_flight 0").unwrap();
         assert_eq!((sample.prompt_tokens, sample.queued), (None, None));
-        for text in ["", "<html>", "moongate_prompt_tokens_total 1\n", "moongate_requests_in_flight{", "moongate_requests_in_flight x"] {
+        for text in [
+            "",
+            "<html>",
+            "moongate_prompt_tokens_total 1\n",
+            "moongate_requests_in_flight{",
+            "moongate_requests_in_flight x",
+        ] {
             assert_eq!(GatewaySample::parse(text.as_bytes()), Err(NotGatewayMetrics), "{text}");
         }
     }
@@ -308,7 +316,10 @@ moongate_engine_connections{instance="d",role="decode"} 1
         assert!(near(histogram.quantile(0.2), 0.5) && near(histogram.quantile(0.6), 1.5));
         assert!(near(histogram.quantile(0.95), 2.0), "beyond the last finite bound");
         assert!(near(histogram.share_within(0.5), 0.2) && near(histogram.share_within(1.5), 0.6));
-        assert!(near(histogram.share_within(5.0), 0.8), "what exceeds the last finite bound exceeds the limit");
+        assert!(
+            near(histogram.share_within(5.0), 0.8),
+            "what exceeds the last finite bound exceeds the limit"
+        );
         let empty = CumulativeHistogram { buckets: vec![(1.0, 0.0), (f64::INFINITY, 0.0)] };
         assert_eq!((empty.quantile(0.5), empty.share_within(0.5)), (None, None));
     }

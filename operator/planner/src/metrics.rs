@@ -181,7 +181,14 @@ impl PlannerMetrics {
         metrics.text()
     }
 
-    pub(crate) fn set_replicas(&self, key: &DeploymentKey, role: ScaledRole, wanted: u32, current: u32, ready: u32) {
+    pub(crate) fn set_replicas(
+        &self,
+        key: &DeploymentKey,
+        role: ScaledRole,
+        wanted: u32,
+        current: u32,
+        ready: u32,
+    ) {
         let labels = role_labels(key, role);
         self.wanted.get_or_create(&labels).set(wanted.into());
         self.current.get_or_create(&labels).set(current.into());
@@ -251,12 +258,22 @@ impl PlannerMetrics {
     pub(crate) fn remove(&self, key: &DeploymentKey) {
         self.clear_replicas(key);
         for role in ScaledRole::ALL {
-            REASONS.into_iter().for_each(|reason| drop(self.decisions.remove(&reason_labels(key, role, reason))));
-            MISSING.into_iter().for_each(|signal| drop(self.missing.remove(&signal_labels(key, role, signal))));
-            WRITE_RESULTS.into_iter().for_each(|result| drop(self.writes.remove(&result_labels(key, role, result))));
+            for reason in REASONS {
+                self.decisions.remove(&reason_labels(key, role, reason));
+            }
+            for signal in MISSING {
+                self.missing.remove(&signal_labels(key, role, signal));
+            }
+            for result in WRITE_RESULTS {
+                self.writes.remove(&result_labels(key, role, result));
+            }
         }
-        STEP_OUTCOMES.into_iter().for_each(|outcome| drop(self.steps.remove(&outcome_labels(key, outcome))));
-        STATE_FAILURES.into_iter().for_each(|outcome| drop(self.state_failures.remove(&outcome_labels(key, outcome))));
+        for outcome in STEP_OUTCOMES {
+            self.steps.remove(&outcome_labels(key, outcome));
+        }
+        for outcome in STATE_FAILURES {
+            self.state_failures.remove(&outcome_labels(key, outcome));
+        }
         self.scrape_failures.remove(&deployment_labels(key));
     }
 }
@@ -316,7 +333,10 @@ mod tests {
         let text = metrics.text();
         let labels = r#"{target_namespace="models",deployment="llama",role="decode""#;
         assert!(text.contains(&format!("moongate_planner_wanted_replicas{labels}}} 3\n")), "{text}");
-        assert!(text.contains(&format!("moongate_planner_decisions_total{labels},reason=\"gpu_budget\"}} 1\n")), "{text}");
+        assert!(
+            text.contains(&format!("moongate_planner_decisions_total{labels},reason=\"gpu_budget\"}} 1\n")),
+            "{text}"
+        );
         metrics.clear_replicas(&key);
         assert!(!metrics.text().contains(&format!("replicas{labels}")));
         metrics.remove(&key);

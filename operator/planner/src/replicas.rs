@@ -16,7 +16,9 @@ const MAX_PODS: usize = 20_000;
 pub(crate) enum ReplicaState {
     Ready,
     /// Not ready since this Unix time, in seconds: since its creation, or since it was ready.
-    Starting { since_s: f64 },
+    Starting {
+        since_s: f64,
+    },
     Draining,
 }
 
@@ -91,7 +93,8 @@ fn replica_state(pod: &Pod) -> Option<ReplicaState> {
         return Some(ReplicaState::Ready);
     }
     let created = pod.metadata.creation_timestamp.as_ref().map_or(0.0, |time| unix_seconds(time.0));
-    let started = status.and_then(|status| status.start_time.as_ref()).map_or(created, |time| unix_seconds(time.0));
+    let started =
+        status.and_then(|status| status.start_time.as_ref()).map_or(created, |time| unix_seconds(time.0));
     // The start of a pod that was ready before and has failed begins with its failure.
     let failed = ready.and_then(transition).filter(|since| *since > started + FIRST_STATUS_S);
     Some(ReplicaState::Starting { since_s: failed.unwrap_or(created) })
@@ -149,7 +152,8 @@ mod tests {
         pods.list(&pod("ended", json!({ "phase": "Failed" })));
         assert_eq!(pods.counts(), RoleReplicas::default(), "an incomplete list is not used");
         pods.end_list();
-        let since = |replicas: &RoleReplicas| replicas.starting.iter().map(|one| one.since_s).collect::<Vec<_>>();
+        let since =
+            |replicas: &RoleReplicas| replicas.starting.iter().map(|one| one.since_s).collect::<Vec<_>>();
         let counts = pods.counts();
         assert_eq!((counts.ready, counts.draining), (1, 0));
         assert_eq!(since(&counts), [100.0, 100.0, 600.0], "a failed engine starts anew");
@@ -165,7 +169,12 @@ mod tests {
 
     #[test]
     fn replicas_follow_the_target_before_its_pods_do() {
-        let pods = RoleReplicas { ready: 3, starting: vec![StartingReplica { since_s: 7.0 }], draining: 1, ..RoleReplicas::default() };
+        let pods = RoleReplicas {
+            ready: 3,
+            starting: vec![StartingReplica { since_s: 7.0 }],
+            draining: 1,
+            ..RoleReplicas::default()
+        };
         let more = adjust_to_target(pods.clone(), 6, 9.0);
         assert_eq!((more.ready, more.current(), more.draining), (3, 6, 1));
         assert_eq!(more.starting[2].since_s, 9.0);

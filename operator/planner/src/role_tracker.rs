@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 use k8s_openapi::api::core::v1::Pod;
-use kube::runtime::watcher::{Config, Error as WatchError, Event, watcher};
 use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{Config, Error as WatchError, Event, watcher};
 use kube::{Api, Client};
 use moongate_capacity::RoleReplicas;
 use moongate_runtime::LogRateLimiter;
@@ -74,7 +74,12 @@ struct PodWatch {
 }
 
 impl RoleTracker {
-    pub(crate) fn new(client: Client, deployment: &DeploymentKey, role: ScaledRole, target: &ScaleTarget) -> Self {
+    pub(crate) fn new(
+        client: Client,
+        deployment: &DeploymentKey,
+        role: ScaledRole,
+        target: &ScaleTarget,
+    ) -> Self {
         Self {
             role,
             target: target.clone(),
@@ -109,15 +114,22 @@ impl RoleTracker {
     /// The replicas now. Reads the scale subresource if the last reading is old.
     pub(crate) async fn replicas(&mut self, now_s: f64) -> Result<RoleReplicas, UnknownReplicas> {
         let is_doubtful = match (&self.reading, &self.watch) {
-            (Some((_, reading)), Some(watch)) => watch.pods.counts().current() != reading.replicas || !watch.is_listed,
+            (Some((_, reading)), Some(watch)) => {
+                watch.pods.counts().current() != reading.replicas || !watch.is_listed
+            }
             _ => true,
         };
         let lifetime = if is_doubtful { DOUBTFUL_LIFETIME } else { READING_LIFETIME };
         if self.reading.as_ref().is_none_or(|(since, _)| since.elapsed() >= lifetime) {
-            self.read(now_s).await.map_err(|error| UnknownReplicas::Scale { target: self.target.clone(), error })?;
+            self.read(now_s)
+                .await
+                .map_err(|error| UnknownReplicas::Scale { target: self.target.clone(), error })?;
         }
         if self.watch.as_ref().is_some_and(PodWatch::is_outdated) {
-            self.watch = self.watch.take().map(|watch| PodWatch::new(&self.client, &self.deployment.namespace, watch.selector));
+            self.watch = self
+                .watch
+                .take()
+                .map(|watch| PodWatch::new(&self.client, &self.deployment.namespace, watch.selector));
         }
         let listed = async {
             while self.watch.as_ref().is_some_and(|watch| !watch.is_listed) {
@@ -159,13 +171,19 @@ impl RoleTracker {
         }
         if self.watch.as_ref().map(|watch| &watch.selector) != reading.selector.as_ref() {
             let selector = reading.selector.clone();
-            self.watch = selector.map(|selector| PodWatch::new(&self.client, &self.deployment.namespace, selector));
+            self.watch =
+                selector.map(|selector| PodWatch::new(&self.client, &self.deployment.namespace, selector));
         }
         self.reading = Some((Instant::now(), reading));
     }
 
     /// Writes the wanted replicas, unless something else has changed them since they were read. `count` is called with the result of each attempt.
-    pub(crate) async fn write(&mut self, wanted: u32, now_s: f64, count: impl Fn(&'static str)) -> WriteOutcome {
+    pub(crate) async fn write(
+        &mut self,
+        wanted: u32,
+        now_s: f64,
+        count: impl Fn(&'static str),
+    ) -> WriteOutcome {
         let (deployment, target) = (self.deployment.clone(), self.target.clone());
         for _ in 0..MAX_WRITE_ATTEMPTS {
             let Some((_, last)) = self.reading.clone() else { return WriteOutcome::Failed };

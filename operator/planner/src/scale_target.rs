@@ -39,8 +39,9 @@ impl FromStr for ScaleTarget {
         let (kind, name) = text.split_once('/').ok_or_else(invalid)?;
         let (plural, version_and_group) = kind.split_once('.').ok_or_else(invalid)?;
         let (version, group) = version_and_group.split_once('.').unwrap_or((version_and_group, ""));
-        let is_label =
-            |text: &str| text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
+        let is_label = |text: &str| {
+            text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+        };
         let is_subdomain = |text: &str| text.split('.').all(|label| !label.is_empty() && is_label(label));
         let is_valid = is_subdomain(plural)
             && version.starts_with('v')
@@ -138,7 +139,11 @@ impl ScaleClient {
     }
 
     /// Sets the replicas, unless the target has been changed since `last` was read.
-    pub(crate) async fn write(&self, last: &ScaleReading, replicas: u32) -> Result<ScaleReading, ScaleRequestError> {
+    pub(crate) async fn write(
+        &self,
+        last: &ScaleReading,
+        replicas: u32,
+    ) -> Result<ScaleReading, ScaleRequestError> {
         let body = json!({
             "metadata": { "resourceVersion": last.resource_version },
             "spec": { "replicas": replicas },

@@ -93,7 +93,12 @@ impl DecayedRatio {
 
 impl SignalConverter {
     /// Signals of the time since the previous round. Without the samples of all gateways of both rounds, there are none.
-    pub(crate) fn convert(&mut self, time_s: f64, round: ScrapeRound, settings: &SignalSettings) -> PlannerInput {
+    pub(crate) fn convert(
+        &mut self,
+        time_s: f64,
+        round: ScrapeRound,
+        settings: &SignalSettings,
+    ) -> PlannerInput {
         let nothing = PlannerInput::at(time_s);
         let samples = round.into_iter().map(|(address, sample)| Some((address, sample.ok()?)));
         let Some(samples) = samples.collect() else { return nothing };
@@ -108,7 +113,8 @@ impl SignalConverter {
             self.previous = Some(previous);
             return nothing;
         }
-        let change = SampleChange::between(&previous.samples, &current.samples).filter(|_| after_s <= MAX_GAP_S);
+        let change =
+            SampleChange::between(&previous.samples, &current.samples).filter(|_| after_s <= MAX_GAP_S);
         let input = change.map(|change| self.signals(&previous, &current, &change, settings));
         self.previous = Some(current);
         input.unwrap_or(nothing)
@@ -138,7 +144,8 @@ impl SignalConverter {
         if let Some(tokens) = change.completion_tokens {
             self.tokens_per_chunk.add(tokens, change.chunks(), after_s);
         }
-        let has_engines = current.load.engines(settings.roles.0) + current.load.engines(settings.roles.1) > 0.0;
+        let has_engines =
+            current.load.engines(settings.roles.0) + current.load.engines(settings.roles.1) > 0.0;
         let unknown = if has_engines { 0.0 } else { change.ended.unknown_model };
         let accepted = (change.ended.completed + change.ended.failed + change.in_flight).max(0.0);
         let arrived = accepted + change.ended.rejected + unknown;

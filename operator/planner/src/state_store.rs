@@ -59,7 +59,8 @@ impl StateStore {
     pub(crate) async fn load(&mut self) -> Result<Option<PlannerState>, StateError> {
         let stored = tokio::time::timeout(REQUEST_TIMEOUT, self.configs.get_opt(&self.name)).await;
         let stored = stored.map_err(|_| StateError::TimedOut)??;
-        let Some(text) = stored.and_then(|stored| stored.data).and_then(|mut data| data.remove(STATE_KEY)) else {
+        let Some(text) = stored.and_then(|stored| stored.data).and_then(|mut data| data.remove(STATE_KEY))
+        else {
             return Ok(None);
         };
         let state: PlannerState = serde_json::from_str(&text).map_err(StateError::Damaged)?;
@@ -90,7 +91,8 @@ impl StateStore {
         });
         let params = PatchParams::apply(FIELD_MANAGER).force();
         let patch = Patch::Apply(&config);
-        let written = tokio::time::timeout(REQUEST_TIMEOUT, self.configs.patch(&self.name, &params, &patch)).await;
+        let written =
+            tokio::time::timeout(REQUEST_TIMEOUT, self.configs.patch(&self.name, &params, &patch)).await;
         written.map_err(|_| StateError::TimedOut)??;
         self.saved = Some(state.clone());
         Ok(())

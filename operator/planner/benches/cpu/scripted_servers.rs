@@ -46,7 +46,10 @@ pub(crate) fn start() -> u16 {
             sender.send(listener.local_addr().unwrap().port()).unwrap();
             let routes = Router::new()
                 .route("/gateways/{index}/metrics", get(gateway))
-                .route("/apis/apps/v1/namespaces/models/deployments/{name}/scale", get(scale).patch(set_scale))
+                .route(
+                    "/apis/apps/v1/namespaces/models/deployments/{name}/scale",
+                    get(scale).patch(set_scale),
+                )
                 .route("/api/v1/namespaces/models/pods", get(pods))
                 .route("/api/v1/namespaces/planner/configmaps/{name}", get(no_state).patch(stored_state))
                 .with_state(Arc::new(Servers { started: Instant::now(), replicas: Mutex::default() }));
@@ -68,7 +71,11 @@ async fn scale(servers: State<Arc<Servers>>, Path(name): Path<String>) -> Json<V
     }))
 }
 
-async fn set_scale(servers: State<Arc<Servers>>, path: Path<String>, Json(patch): Json<Value>) -> Json<Value> {
+async fn set_scale(
+    servers: State<Arc<Servers>>,
+    path: Path<String>,
+    Json(patch): Json<Value>,
+) -> Json<Value> {
     let replicas = patch["spec"]["replicas"].as_u64().unwrap();
     servers.replicas.lock().insert(path.0.clone(), replicas);
     scale(servers, path).await
@@ -107,7 +114,9 @@ async fn no_state() -> Response {
 
 async fn stored_state(Path(name): Path<String>, request: Request<Body>) -> Json<Value> {
     drop(request);
-    Json(json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name, "namespace": "planner" } }))
+    Json(
+        json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name, "namespace": "planner" } }),
+    )
 }
 
 /// Metrics of a gateway with as many engines as the deployment has. About 40 kB.
@@ -127,14 +136,25 @@ async fn gateway(servers: State<Arc<Servers>>) -> String {
             "moongate_request_duration_seconds_bucket{{le=\"{series}\",api=\"chat\"}} {requests} # {{trace_id=\"4bf92f3577b34da6a3ce929d0e0e4736\"}} 0.67"
         );
     }
-    for (name, bounds) in [("ttft", [0.05, 0.25, 0.5, 1.0, 2.0, 8.0]), ("itl", [0.005, 0.01, 0.02, 0.03, 0.05, 0.1])] {
+    for (name, bounds) in
+        [("ttft", [0.05, 0.25, 0.5, 1.0, 2.0, 8.0]), ("itl", [0.005, 0.01, 0.02, 0.03, 0.05, 0.1])]
+    {
         let labels = if name == "ttft" { ",api=\"chat\"" } else { "" };
         for bound in bounds.iter().map(ToString::to_string).chain(["+Inf".to_owned()]) {
-            let _infallible = writeln!(text, "moongate_{name}_seconds_bucket{{le=\"{bound}\"{labels}}} {requests}");
+            let _infallible =
+                writeln!(text, "moongate_{name}_seconds_bucket{{le=\"{bound}\"{labels}}} {requests}");
         }
     }
-    let families =
-        ["up", "breaker_open", "suspect", "requests_in_flight", "pending_prefill_tokens", "active_decode_tokens", "connections", "idle_connections"];
+    let families = [
+        "up",
+        "breaker_open",
+        "suspect",
+        "requests_in_flight",
+        "pending_prefill_tokens",
+        "active_decode_tokens",
+        "connections",
+        "idle_connections",
+    ];
     for family in families {
         for role in ["prefill", "decode"] {
             for index in 0..ENGINES {

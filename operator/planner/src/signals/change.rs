@@ -114,7 +114,8 @@ fn add_histogram(
         return None;
     }
     for (index, &(bound, count)) in after.buckets.iter().enumerate() {
-        let before = before.buckets.get(index).filter(|(known, _)| *known == bound).map_or(0.0, |(_, count)| *count);
+        let before =
+            before.buckets.get(index).filter(|(known, _)| *known == bound).map_or(0.0, |(_, count)| *count);
         let increase = increase(before, count)?;
         match sum.buckets.iter_mut().find(|(known, _)| *known == bound) {
             Some((_, sum)) => *sum += increase,

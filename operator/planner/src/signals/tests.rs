@@ -168,7 +168,10 @@ fn no_request_is_no_demand_and_no_latency() {
     let input = between(BEFORE, BEFORE);
     assert_eq!((input.requests_per_s, input.prefill.arriving_tokens_per_s), (Some(0.0), Some(0.0)));
     assert_eq!(input.decode.generated_tokens_per_s, Some(0.0));
-    assert_eq!((input.prefill.ttft_s, input.decode.tpot_s, input.prefill.cache_hit_share), (None, None, None));
+    assert_eq!(
+        (input.prefill.ttft_s, input.decode.tpot_s, input.prefill.cache_hit_share),
+        (None, None, None)
+    );
 }
 
 #[test]
@@ -208,7 +211,10 @@ fn metrics_that_a_gateway_lacks_are_missing_alone() {
     converter.convert(0.0, round(&[&without(BEFORE)]), &SETTINGS);
     let input = converter.convert(10.0, round(&[&without(after())]), &SETTINGS);
     let prefill = input.prefill;
-    assert_eq!([prefill.arriving_tokens_per_s, prefill.computed_tokens_per_s, prefill.queued_work_s], [None; 3]);
+    assert_eq!(
+        [prefill.arriving_tokens_per_s, prefill.computed_tokens_per_s, prefill.queued_work_s],
+        [None; 3]
+    );
     assert_eq!(input.decode.waiting, None);
     near(input.requests_per_s, 1.0);
     near(input.decode.generated_tokens_per_s, 20.0);
@@ -226,7 +232,9 @@ fn chunks_with_several_tokens_count_as_such() {
 
 #[test]
 fn plain_engines_have_the_signals_of_both_roles() {
-    let text = |gateway: Gateway| gateway.text().replace("\"prefill\"", "\"plain\"").replace("\"decode\"", "\"plain\"");
+    let text = |gateway: Gateway| {
+        gateway.text().replace("\"prefill\"", "\"plain\"").replace("\"decode\"", "\"plain\"")
+    };
     let settings = SignalSettings {
         roles: (ScaledRole::Plain, ScaledRole::Plain),
         decode_kv_tokens: Some(2_000.0),

@@ -11,16 +11,14 @@ use super::scripted_gateway::GatewayLoad;
 use super::test_planner::{DECODE, PREFILL, QUIET, TestCluster, TestPlanner, eventually};
 
 /// Prompts for four prefill engines, and tokens for one decode engine.
-const MANY_PROMPTS: GatewayLoad = GatewayLoad {
-    requests_per_s: 8.0,
-    prompt_tokens: 500.0,
-    busy_prefill_engines: 1,
-    ..QUIET
-};
+const MANY_PROMPTS: GatewayLoad =
+    GatewayLoad { requests_per_s: 8.0, prompt_tokens: 500.0, busy_prefill_engines: 1, ..QUIET };
 
 async fn wait_for_wanted(planner: &TestPlanner, role: &'static str, is_wanted: impl Fn(u64) -> bool) -> u64 {
     planner
-        .wait_for_plan(role, |plan| plan["roles"][role]["wanted"].as_u64().filter(|wanted| is_wanted(*wanted)))
+        .wait_for_plan(role, |plan| {
+            plan["roles"][role]["wanted"].as_u64().filter(|wanted| is_wanted(*wanted))
+        })
         .await
 }
 
@@ -64,7 +62,11 @@ async fn a_gateway_without_metrics_never_removes_engines() {
             .wait_for_plan("a decision", |plan| {
                 let prefill = &plan["decision"]["prefill"];
                 let explanation = &prefill["explanation"];
-                Some((prefill["wanted"].as_u64()?, explanation["reason"].clone(), explanation["missing"].clone()))
+                Some((
+                    prefill["wanted"].as_u64()?,
+                    explanation["reason"].clone(),
+                    explanation["missing"].clone(),
+                ))
             })
             .await;
         assert!(wanted >= 4, "{reason} {missing}");
@@ -132,8 +134,12 @@ async fn a_scaling_adapter_of_a_group_is_scaled() {
     let target = "rolebasedgroupscalingadapters.v1alpha2.workloads.x-k8s.io/llama-prefill";
     cluster.write_file(target, DECODE);
     let planner = cluster.start_planner(false);
-    let problem = planner.wait_for_plan("a problem", |plan| plan["problem"].as_str().map(str::to_owned)).await;
-    assert_eq!(problem, format!("the scale subresource of {target} has no selector yet; its controller writes it"));
+    let problem =
+        planner.wait_for_plan("a problem", |plan| plan["problem"].as_str().map(str::to_owned)).await;
+    assert_eq!(
+        problem,
+        format!("the scale subresource of {target} has no selector yet; its controller writes it")
+    );
     assert!(planner.is_ready().await, "a restart would not help");
 
     let status = json!({ "status": { "replicas": 1, "readyReplicas": 1, "selector": "engine=prefill" } });
@@ -177,7 +183,8 @@ async fn a_target_that_something_else_scales_is_left_alone() {
     cluster.deployments().patch_scale("prefill", &PatchParams::default(), &Patch::Merge(body)).await.unwrap();
     planner
         .wait_for_plan("the change is observed", |plan| {
-            (plan["roles"]["prefill"]["replicas"] == 3 && plan["input"]["prefill_replicas"]["ready"] == 3).then_some(())
+            (plan["roles"]["prefill"]["replicas"] == 3 && plan["input"]["prefill_replicas"]["ready"] == 3)
+                .then_some(())
         })
         .await;
     planner.wait_for_steps(3).await;

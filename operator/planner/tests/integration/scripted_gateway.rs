@@ -104,13 +104,18 @@ moongate_itl_seconds_bucket{{le=\"+Inf\"}} {gaps}
         for index in 0..load.prefill_engines {
             let pending = if index < load.busy_prefill_engines { 100 } else { 0 };
             let labels = format!("{{instance=\"prefill-{index}\",role=\"prefill\"}}");
-            text += &format!("moongate_engine_up{labels} 1\nmoongate_engine_pending_prefill_tokens{labels} {pending}\n");
+            text += &format!(
+                "moongate_engine_up{labels} 1\nmoongate_engine_pending_prefill_tokens{labels} {pending}\n"
+            );
         }
         // By Little's law, with 20 ms per token.
-        let running = load.requests_per_s * load.generated_tokens * 0.02 / f64::from(load.decode_engines.max(1));
+        let running =
+            load.requests_per_s * load.generated_tokens * 0.02 / f64::from(load.decode_engines.max(1));
         for index in 0..load.decode_engines {
             let labels = format!("{{instance=\"decode-{index}\",role=\"decode\"}}");
-            text += &format!("moongate_engine_up{labels} 1\nmoongate_engine_requests_in_flight{labels} {running}\n");
+            text += &format!(
+                "moongate_engine_up{labels} 1\nmoongate_engine_requests_in_flight{labels} {running}\n"
+            );
         }
         text + "# EOF\n"
     }

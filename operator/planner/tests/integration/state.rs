@@ -28,7 +28,8 @@ async fn what_was_learned_survives_a_restart() {
     cluster.create_engines("decode", 1).await;
     cluster.write_file(PREFILL, DECODE);
     let planner = cluster.start_planner(false);
-    let forecast = |plan: &Value| plan["decision"]["prefill"]["explanation"]["forecast_tokens_per_s"].as_f64();
+    let forecast =
+        |plan: &Value| plan["decision"]["prefill"]["explanation"]["forecast_tokens_per_s"].as_f64();
     planner.wait_for_plan("a forecast", forecast).await;
     planner.wait_for_steps(5).await;
     planner.stop().await;
@@ -45,7 +46,8 @@ async fn what_was_learned_survives_a_restart() {
     let patch = PatchParams::default();
     configs(&cluster).patch(&config_name(&cluster), &patch, &Patch::Merge(damaged)).await.unwrap();
     let planner = cluster.start_planner(false);
-    let decision = planner.wait_for_plan("a decision", |plan| plan["decision"].is_object().then(|| plan.clone())).await;
+    let decision =
+        planner.wait_for_plan("a decision", |plan| plan["decision"].is_object().then(|| plan.clone())).await;
     assert_eq!(forecast(&decision), None, "nothing is known");
     let failures = "moongate_planner_state_failures_total{";
     let metrics = planner.metrics().await;
@@ -67,7 +69,9 @@ async fn a_changed_file_changes_what_is_scaled() {
     assert_eq!(planner.wait_for_plan("a decision", targets).await, PREFILL);
     let reloads = async |result: &str| {
         let metrics = planner.metrics().await;
-        metrics.contains(&format!("moongate_planner_deployments_reloads_total{{result=\"{result}\"}} 1\n")).then_some(())
+        metrics
+            .contains(&format!("moongate_planner_deployments_reloads_total{{result=\"{result}\"}} 1\n"))
+            .then_some(())
     };
 
     std::fs::write(cluster.file(), "deployments: [{ name: llama }]").unwrap();
