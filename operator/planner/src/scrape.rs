@@ -54,7 +54,7 @@ impl From<reqwest::Error> for ScrapeError {
 
 /// Clients for gateways with and without TLS, shared by all deployments.
 #[derive(Debug, Clone)]
-pub struct GatewayClients {
+pub(crate) struct GatewayClients {
     plain: Client,
     tls: ClientTls,
 }
@@ -64,7 +64,7 @@ impl GatewayClients {
     ///
     /// # Errors
     /// When the HTTP client cannot be created.
-    pub fn new(tls: ClientTls) -> reqwest::Result<Self> {
+    pub(crate) fn new(tls: ClientTls) -> reqwest::Result<Self> {
         let plain = plain_http_client().redirect(reqwest::redirect::Policy::none()).timeout(SCRAPE_TIMEOUT);
         Ok(Self { plain: plain.build()?, tls })
     }
