@@ -1,4 +1,4 @@
-//! The binary with all commands: `moongate gateway | config | operator | kubectl | master | store | store-holder | kv | up | sidecar | loadtest | doctor | explain`.
+//! The binary with all commands: `moongate gateway | config | operator | planner | kubectl | master | store | store-holder | kv | up | sidecar | loadtest | doctor | explain`.
 
 mod config_check;
 mod doctor;
@@ -9,6 +9,7 @@ mod kv;
 mod master;
 mod operator;
 mod output;
+mod planner;
 mod settings;
 mod sidecar;
 mod store;
@@ -44,6 +45,8 @@ enum MoongateSubcommand {
     Gateway(Box<gateway::GatewayArgs>),
     /// Reconcile RoleBasedGroups on Kubernetes, in place of RBG's own controller manager.
     Operator(Box<operator::OperatorArgs>),
+    /// Scale the prefill and decode engines of deployments on Kubernetes to what their latency targets need.
+    Planner(Box<planner::PlannerArgs>),
     /// Show, plan, upgrade and roll back RoleBasedGroups. When the binary is named `kubectl-moongate`, only this command exists.
     Kubectl(Box<kubectl::KubectlArgs>),
     /// Serve the metadata of a Mooncake store, in place of Mooncake's own master.
@@ -100,6 +103,12 @@ fn main() -> ExitCode {
             disable_huge_pages();
             // One thread: the operator mostly waits for the API server, and the allocator caches freed memory per thread.
             run_on(Builder::new_current_thread(), &logs, |supervisor| operator::run(*command, supervisor))
+        }
+        MoongateSubcommand::Planner(command) => {
+            let logs = command.logs.clone();
+            disable_huge_pages();
+            // One thread, as the operator: the planner mostly waits for gateways and the API server.
+            run_on(Builder::new_current_thread(), &logs, |supervisor| planner::run(*command, supervisor))
         }
         MoongateSubcommand::Kubectl(command) => run(&kubectl::logs(), |_| kubectl::run(*command)),
         MoongateSubcommand::Master(command) => match command.options() {

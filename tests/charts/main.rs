@@ -10,6 +10,7 @@ mod kubectl;
 mod models;
 mod multinode;
 mod options;
+mod planner;
 mod rendered;
 mod shards;
 
@@ -221,7 +222,7 @@ fn flags_in_templates_are_those_of_the_programs() {
     while let Some(line) = lines.next() {
         let Some(command) = line
             .strip_prefix("- ")
-            .filter(|it| ["operator", "store", "store-holder", "store-router"].contains(it))
+            .filter(|it| ["operator", "planner", "store", "store-holder", "store-router"].contains(it))
         else {
             continue;
         };

@@ -54,6 +54,11 @@ const TABLE: &[(&str, &str, &[&str])] = &[
             "moongate-operator-testkit",
         ],
     ),
+    (
+        "operator/planner",
+        "moongate-planner",
+        &["moongate-capacity", "moongate-runtime", "rbg-api", "moongate-testkit"],
+    ),
     ("operator/testkit", "moongate-operator-testkit", &["moongate-operator", "rbg-api"]),
     (
         "kvstore/master-client",

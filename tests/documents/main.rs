@@ -21,6 +21,7 @@ use moongate_scheduler::PolicyName;
 const COMMANDS: [&str; 15] = [
     "moongate gateway",
     "moongate operator",
+    "moongate planner",
     "moongate kubectl",
     "moongate store",
     "moongate store-holder",

@@ -161,6 +161,7 @@ fn the_page_of_metrics_matches_the_programs() {
     let tables = [
         ("gateway", table(&moongate_gateway::all_metrics(), is_ours)),
         ("operator", table(&moongate_operator::OperatorMetrics::sample_text(), is_ours)),
+        ("planner", table(&moongate_planner::PlannerMetrics::sample_text(), is_ours)),
         ("sidecar", table(&moongate_sidecar::all_metrics(), is_ours)),
         ("store", table(&node, is_ours)),
         ("master", table(&master, |name| !is_of_calls(name))),

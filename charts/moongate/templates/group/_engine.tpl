@@ -5,11 +5,12 @@
 {{- $role := .role }}
 {{- $autoscaling := $engine.autoscaling | default dict }}
 {{- $replicas := hasKey $engine "replicas" | ternary $engine.replicas 1 }}
-{{- if $autoscaling.enabled }}
-{{- /* The autoscaler writes its number of replicas to the scaling adapter; the group must be written with the same number. */}}
+{{- $scaled := or $autoscaling.enabled .root.Values.planner.enabled }}
+{{- if $scaled }}
+{{- /* The autoscaler, or the planner, writes its number of replicas to the scaling adapter; the group must be written with the same number. */}}
 {{- $name := printf "%s-%s" (include "moongate.name" .root) $role }}
 {{- $adapter := lookup "workloads.x-k8s.io/v1alpha2" "RoleBasedGroupScalingAdapter" .root.Release.Namespace $name }}
-{{- $replicas = dig "spec" "replicas" $autoscaling.minReplicas ($adapter | default dict) }}
+{{- $replicas = dig "spec" "replicas" (ternary $autoscaling.minReplicas $replicas (eq true $autoscaling.enabled)) ($adapter | default dict) }}
 {{- end }}
 name: {{ $role }}
 replicas: {{ $replicas }}
@@ -17,7 +18,7 @@ replicas: {{ $replicas }}
 {{- with hasKey $engine "dependencies" | ternary $engine.dependencies $store }}
 dependencies: {{ toJson . }}
 {{- end }}
-{{- if $autoscaling.enabled }}
+{{- if $scaled }}
 scalingAdapter: { enable: true }
 {{- end }}
 {{- $drain := .root.Values.engineDrain }}

@@ -89,7 +89,7 @@ pub(crate) fn scaling_options(day_s: f64, start_s: f64) -> ScalingOptions {
     }
 }
 
-/// Settings of the planner for such engines. Nothing is tuned: capacities and times are learned.
+/// Settings of the planner for such engines. Capacities and times are learned, and no setting is tuned for the day.
 pub(crate) fn planner_settings(options: &ScalingOptions) -> PlannerSettings {
     let role = RoleSettings {
         min: 1,

@@ -1,0 +1,6 @@
+//! The planner on a real control plane, with a scripted gateway and a kubelet that runs no containers.
+
+mod scaling;
+mod scripted_gateway;
+mod state;
+mod test_planner;
