@@ -175,7 +175,7 @@ fn no_request_is_no_demand_and_no_latency() {
 }
 
 #[test]
-fn an_unreachable_restarted_or_new_gateway_makes_signals_missing() {
+fn a_changed_or_unreachable_gateway_makes_signals_missing() {
     let (first, second) = (BEFORE.text(), after().text());
     let restarted = Gateway { prompt: 10, ..Gateway::default() }.text();
     let failed = |round: &mut ScrapeRound| {
