@@ -77,7 +77,7 @@ enum DeploymentsFileProblem {
     #[error("it has {0} deployments; at most {MAX_DEPLOYMENTS} are supported by one planner")]
     TooMany(usize),
     #[error("deployment {deployment}: {problem}")]
-    Deployment { deployment: String, problem: InvalidDeployment },
+    Deployment { deployment: String, problem: Box<InvalidDeployment> },
 }
 
 /// Why one deployment is not accepted.
@@ -178,7 +178,8 @@ fn parse(text: &str) -> Result<Vec<DeploymentSpec>, DeploymentsFileProblem> {
             used.add(&deployment)?;
             Ok(deployment)
         });
-        let in_file = |problem| DeploymentsFileProblem::Deployment { deployment: named, problem };
+        let in_file =
+            |problem| DeploymentsFileProblem::Deployment { deployment: named, problem: Box::new(problem) };
         deployments.push(checked.map_err(in_file)?);
     }
     Ok(deployments)

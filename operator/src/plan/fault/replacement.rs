@@ -45,19 +45,21 @@ pub(super) fn next_attempts(
 ) {
     let mut by_fault: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for (index, member) in members.iter().enumerate() {
-        if let Some(request) = member.records.in_progress().filter(|request| request.is_joint) {
+        if let Some(request) = joint_request(member) {
             by_fault.entry(request.fault.clone()).or_default().push(index);
         }
     }
+    // An instance that is up already moves with the others.
+    by_fault.retain(|_, indices| indices.iter().any(|index| members[*index].records.in_progress().is_some()));
     if by_fault.is_empty() {
         return;
     }
     let pods = (input.pods)();
     for indices in by_fault.values() {
-        let requests = indices.iter().filter_map(|index| members[*index].records.in_progress());
+        let requests = indices.iter().filter_map(|index| joint_request(&members[*index]));
         let Some(newest) = requests.max_by_key(|request| request.attempt).cloned() else { continue };
         let is_behind = |index: &usize| {
-            members[*index].records.in_progress().is_some_and(|request| request.attempt < newest.attempt)
+            joint_request(&members[*index]).is_some_and(|request| request.attempt < newest.attempt)
         };
         // An operator was stopped while it started the attempt.
         let behind: Vec<usize> = indices.iter().copied().filter(|index| is_behind(index)).collect();
@@ -110,9 +112,14 @@ fn begin(
     }
 }
 
+/// The member's part in a replacement of several instances, also if it has ended.
+fn joint_request<'m>(member: &'m Member<'_>) -> Option<&'m ActionRequest> {
+    member.records.actions.request.as_ref().filter(|request| request.is_joint)
+}
+
 /// Pods that the present attempt has created: those that it has yet to delete say nothing about it.
 fn new_pods<'p>(member: &Member<'_>, pods: &'p [Pod]) -> Vec<&'p Pod> {
-    let request = member.records.in_progress();
+    let request = joint_request(member);
     let is_old = |pod: &Pod| {
         let uid = pod.metadata.uid.as_ref();
         uid.zip(request).is_some_and(|(uid, request)| request.pods.contains(uid))

@@ -13,7 +13,7 @@ use kube::api::{
     Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams,
 };
 use kube::{Client, Error};
-use moongate_operator::{SizeLimits, webhooks};
+use moongate_operator::{ResourceKind, SizeLimits, webhooks};
 use moongate_runtime::{Supervisor, bind};
 use moongate_testkit::{ControlPlane, TestNamespace};
 use rbg_api::conversion::{ApiVersion, convert};
@@ -217,7 +217,8 @@ async fn newer_examples_survive(client: &Client) {
 }
 
 async fn refusal(client: &Client, object: &DynamicObject) -> String {
-    let objects = api(client, ApiVersion::V1alpha2, &object.types.as_ref().unwrap().kind);
+    let kind = ResourceKind::parse(&object.types.as_ref().unwrap().kind).unwrap();
+    let objects: Api<DynamicObject> = Api::default_namespaced_with(client.clone(), &kind.resource());
     match objects.create(&PostParams::default(), object).await {
         Err(Error::Api(status)) => {
             assert_eq!((status.code, status.reason.as_str()), (422, "Invalid"), "{}", status.message);
