@@ -35,9 +35,9 @@ fn main() {
     let supervisor = Supervisor::new();
     let planner = start_planner(folder.path(), Arc::clone(&metrics), supervisor.clone());
     std::thread::sleep(WARMUP);
-    let (cpu, steps, started) = (cpu_time(), steps(&metrics), Instant::now());
+    let (cpu_before, steps_before, started) = (cpu_time(), steps(&metrics), Instant::now());
     std::thread::sleep(Duration::from_secs(seconds));
-    let (cpu, steps, took) = (cpu_time() - cpu, steps(&metrics) - steps, started.elapsed());
+    let (cpu, steps, took) = (cpu_time() - cpu_before, steps(&metrics) - steps_before, started.elapsed());
     supervisor.token().cancel();
     planner.join().unwrap();
     let share = cpu.as_secs_f64() / took.as_secs_f64();

@@ -352,13 +352,8 @@ fn required_domain(pod: &Value) -> &Value {
 fn a_full_domain_is_left_by_all_its_instances() {
     let rack = ["g-a-0", "g-a-1", "g-b-0", "g-b-1"];
     // There is room in other domains, or nowhere in a common one.
-<<<<<<< HEAD
     let rooms: [(IsSchedulable, &str); 2] = [
-        (|pod| required_domain(pod) != "In", "NotIn r0 topology/rack"),
-=======
-    let rooms: [(fn(&Value) -> bool, &str); 2] = [
         (|pod| required_domain(pod) != "In" || pod["metadata"]["name"] == "g-a-0", "NotIn r0 topology/rack"),
->>>>>>> h/operator-fault
         (|pod| required_domain(pod).is_null(), "  "),
     ];
     for (is_schedulable, expected) in rooms {
