@@ -18,7 +18,7 @@ use moongate_gateway::ApiErrorCode;
 use moongate_scheduler::PolicyName;
 
 /// Commands whose settings docs/configuration.md lists under a heading of their name.
-const COMMANDS: [&str; 15] = [
+const COMMANDS: [&str; 17] = [
     "moongate gateway",
     "moongate operator",
     "moongate planner",
@@ -33,6 +33,7 @@ const COMMANDS: [&str; 15] = [
     "moongate loadtest",
     "moongate loadtest run",
     "moongate loadtest engine",
+    "moongate loadtest scaling",
     "moongate loadtest simulate",
     "moongate loadtest live",
 ];
