@@ -15,7 +15,9 @@ use crate::generate::trace::read_trace;
 /// Arguments of `moongate loadtest scaling`.
 #[derive(Debug, Clone, Args)]
 pub struct ScalingArgs {
-    /// Azure CSV to stretch over the day; default: a synthetic day with noise and a burst.
+    /// Azure CSV to stretch over the day.
+    ///
+    /// Default: a synthetic day with noise and a burst.
     #[arg(long, env = "MOONGATE_LOADTEST_TRACE")]
     pub trace: Option<PathBuf>,
     /// Mean requests per second of the day.

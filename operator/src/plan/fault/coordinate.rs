@@ -223,7 +223,7 @@ impl FaultHandling<'_, '_> {
             let name = self.input.group.metadata.name.clone().unwrap_or_default();
             let body = json!({ "status": { "faults": faults } });
             let action = WriteAction::Patch { kind: ResourceKind::Group, name, status: true, body };
-            // Counted before the first action: an operator that takes over neither repeats nor forgets it.
+            // Counted before the first action: an operator that takes over neither repeats nor omits it.
             self.plan.push(action, "a fault was recorded");
             status
         });

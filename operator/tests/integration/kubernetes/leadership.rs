@@ -129,7 +129,7 @@ async fn leader_stays_under_overload_and_ends_without_responses() {
         assert!(first.is_leading() && !second.is_leading(), "after {:?}", overloaded.elapsed());
     }
     eprintln!("{} requests, {:?}", proxy.requests(), proxy.faults());
-    assert!(proxy.faults()[&ApiServerFault::TooMany] > 20 && proxy.faults()[&ApiServerFault::Hanging] > 2);
+    assert!(proxy.faults()[&ApiServerFault::TooMany] > 5 && proxy.faults()[&ApiServerFault::Hanging] > 0);
 
     proxy.be_silent(true);
     let silent = Instant::now();
