@@ -90,6 +90,7 @@ async fn drain_for_removal(hooks: &DrainHooks) -> DrainHookResponse {
         ),
         Err(RpcError::Fault(fault)) if fault.code == RpcFault::NOT_REGISTERED => {
             let warning = "the master cannot move this node's objects: they are lost with it";
+            tracing::warn!("{warning}");
             (StatusCode::OK, Json(json!({ "warning": warning })))
         }
         Err(error) => pending_response(json!({ "waiting_for": "the master", "error": error.to_string() })),

@@ -24,7 +24,10 @@ impl NodeRemoval {
     /// # Errors
     /// [`RpcError::Fault`] from Mooncake's masters.
     pub(crate) async fn drain(&self, membership: &NodeMembership) -> Result<u64, RpcError> {
-        *self.0.lock() = Some(Instant::now() + DRAIN_EXPIRY);
+        let before = self.0.lock().replace(Instant::now() + DRAIN_EXPIRY);
+        if before.is_none() {
+            tracing::info!("this node will be removed: the master moves its objects to other nodes");
+        }
         membership.master.drain_node(arguments(membership, false)).await
     }
 

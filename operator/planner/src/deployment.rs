@@ -47,7 +47,7 @@ pub(crate) async fn run(context: Arc<PlannerContext>, spec: Arc<DeploymentSpec>,
     deployment.run(&stop).await;
 }
 
-/// The stored state. Without one, or if it is damaged or cannot be read, planning begins anew.
+/// The stored state. Without one, or if it is damaged or cannot be read, planning starts with an empty state.
 async fn load(context: &PlannerContext, spec: &DeploymentSpec, store: &mut StateStore) -> PlannerState {
     for attempt in 1..=LOAD_ATTEMPTS {
         match store.load().await {

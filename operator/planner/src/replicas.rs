@@ -156,7 +156,7 @@ mod tests {
             |replicas: &RoleReplicas| replicas.starting.iter().map(|one| one.since_s).collect::<Vec<_>>();
         let counts = pods.counts();
         assert_eq!((counts.ready, counts.draining), (1, 0));
-        assert_eq!(since(&counts), [100.0, 100.0, 600.0], "a failed engine starts anew");
+        assert_eq!(since(&counts), [100.0, 100.0, 600.0], "a failed engine starts again");
 
         let mut draining = pod("ready", ready("True", "1970-01-01T00:05:00Z"));
         draining.metadata.deletion_timestamp = draining.metadata.creation_timestamp.clone();
