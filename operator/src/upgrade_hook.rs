@@ -1,4 +1,4 @@
-//! Calls of the hooks that pods serve for updates in place, and their responses.
+//! Calls of the hooks that pods serve for updates in place and removals, and their responses.
 
 use k8s_openapi::jiff::Timestamp;
 
@@ -11,6 +11,8 @@ pub enum UpgradeHook {
     DrainForRemoval,
     /// Whether the pod has restored its state after the restart.
     Settled,
+    /// How much is lost, or has to be moved, if the pod is removed.
+    RemovalCost,
 }
 
 /// A hook call to a pod.
@@ -22,7 +24,7 @@ pub struct HookCall {
     /// Port of the hook server.
     pub port: u16,
     pub hook: UpgradeHook,
-    /// Since when the update waits for the pod. A response is valid for this update only.
+    /// Since when the update or removal waits for the pod. A response is valid for this one only.
     pub since: Timestamp,
 }
 
@@ -33,4 +35,6 @@ pub enum HookResult {
     Done(Option<String>),
     /// Not finished, with an optional reason.
     Pending(Option<String>),
+    /// Of [`UpgradeHook::RemovalCost`]. Only costs of pods of one role can be compared.
+    Cost(i32),
 }

@@ -5,6 +5,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::options::SidecarOptions;
 use crate::registrations::GatewayRegistrations;
+use crate::removal_cost::RecentCacheHits;
 use crate::state::SidecarState;
 
 /// State shared by all tasks.
@@ -18,5 +19,6 @@ pub(crate) struct SidecarContext {
     /// Notified to poll the engine immediately.
     pub(crate) drain_requested: Notify,
     pub(crate) registrations: GatewayRegistrations,
+    pub(crate) recent_cache_hits: RecentCacheHits,
     pub(crate) supervisor: Supervisor,
 }

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use crate::context::SidecarContext;
 use crate::hooks::{drain_blocker, settle_blocker};
 use crate::http_client::read_bounded_body;
-use crate::metrics;
+use crate::{metrics, removal_cost};
 
 /// Maximum number of connections: enough for the operator, kubelets and a few scrapers.
 const MAX_CONNECTIONS: usize = 64;
@@ -34,6 +34,7 @@ pub(crate) fn serve(listener: TcpListener, sidecar: Arc<SidecarContext>) {
     let routes = Router::new()
         .route("/drain", post(drain).delete(undrain))
         .route("/settled", get(settled))
+        .route("/removal-cost", get(report_removal_cost))
         .route("/healthz", get(async || "ok"))
         .route("/readyz", get(ready))
         .route("/status", get(status))
@@ -87,6 +88,11 @@ async fn settled(Shared(sidecar): SidecarExtractor) -> Response {
         None => Json(json!({"settled": true})).into_response(),
         Some(blocker) => accepted(json!({"waiting_for": blocker, "drained": state.drain.is_some()})),
     }
+}
+
+/// Reports what is lost with the engine: recent prompt tokens from its cache, or `null` if it does not report them.
+async fn report_removal_cost(Shared(sidecar): SidecarExtractor) -> Response {
+    Json(json!({"cost": removal_cost::sample(&sidecar).await})).into_response()
 }
 
 fn accepted(body: Value) -> Response {
@@ -151,7 +157,7 @@ async fn scrape(Shared(sidecar): SidecarExtractor) -> Response {
 }
 
 /// Fetches the engine's metrics; empty on an error, so that the sidecar's own metrics remain available.
-async fn fetch_engine_metrics(sidecar: &SidecarContext, url: String) -> String {
+pub(crate) async fn fetch_engine_metrics(sidecar: &SidecarContext, url: String) -> String {
     let mut request = sidecar.client.get(url).timeout(METRICS_TIMEOUT);
     if let Some(key) = &sidecar.options.engine_api_key {
         request = request.bearer_auth(key);

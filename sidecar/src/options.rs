@@ -124,7 +124,7 @@ pub struct SidecarOptions {
     #[arg(long, value_name = "FILE", env = "MOONGATE_SIDECAR_LORA_FILE")]
     pub lora_file: Option<PathBuf>,
 
-    /// Address of /drain, /settled, /healthz, /readyz, /status and /metrics. Loopback by default, so that nothing is exposed to a
+    /// Address of /drain, /settled, /removal-cost, /healthz, /readyz, /status and /metrics. Loopback by default, so that nothing is exposed to a
     /// network by accident.
     #[arg(long, value_name = "ADDR", env = "MOONGATE_SIDECAR_LISTEN", default_value = "127.0.0.1:9400")]
     pub listen: SocketAddr,

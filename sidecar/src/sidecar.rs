@@ -9,6 +9,7 @@ use tokio::sync::{Notify, watch};
 use crate::context::SidecarContext;
 use crate::options::SidecarOptions;
 use crate::registrations::GatewayRegistrations;
+use crate::removal_cost::{self, RecentCacheHits};
 use crate::state::SidecarState;
 use crate::{adapters, engine, gateways, http, http_client};
 
@@ -54,6 +55,7 @@ pub fn start(options: SidecarOptions, supervisor: &Supervisor) -> Result<SocketA
         state: watch::Sender::new(state),
         drain_requested: Notify::new(),
         registrations: GatewayRegistrations::default(),
+        recent_cache_hits: RecentCacheHits::default(),
         supervisor: supervisor.clone(),
     });
     http::serve(listener, Arc::clone(&sidecar));
@@ -61,6 +63,10 @@ pub fn start(options: SidecarOptions, supervisor: &Supervisor) -> Result<SocketA
     supervisor.spawn_restarted("sidecar-adapters", move || adapters::run(Arc::clone(&context), stop.clone()));
     let (context, stop) = (Arc::clone(&sidecar), supervisor.token());
     supervisor.spawn_restarted("sidecar-engine", move || engine::watch(Arc::clone(&context), stop.clone()));
+    let (context, stop) = (Arc::clone(&sidecar), supervisor.token());
+    supervisor.spawn_restarted("sidecar-removal-cost", move || {
+        removal_cost::run(Arc::clone(&context), stop.clone())
+    });
     let (context, stop) = (sidecar, supervisor.token());
     supervisor.spawn_restarted("sidecar-gateways", move || gateways::run(Arc::clone(&context), stop.clone()));
     tracing::info!(%address, "sidecar listening");

@@ -325,6 +325,27 @@ async fn a_drain_can_be_cancelled() {
     until_workers(&gateway, "used", |workers| workers[0]["usable"] == true).await;
 }
 
+/// What the removal of an engine costs: the prompt tokens that it found in its cache.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_removal_cost_follows_the_engines_cache_hits() {
+    for protocol in [SimProtocol::Vllm, SimProtocol::Sglang] {
+        let gateway = gateway(&[]).await;
+        let engine = engine(SimRole::Plain, protocol).await;
+        let sidecar = TestSidecar::start(&engine.url(), &[&gateway], &[]);
+        sidecar.settled().await;
+        let cost =
+            async || sidecar.until_ok(reqwest::Method::GET, "/removal-cost").await["cost"].as_i64().unwrap();
+        assert_eq!(cost().await, 0);
+        let body = json!({"model": "sim", "prompt": "all work and no play ".repeat(100), "max_tokens": 2});
+        for _ in 0..2 {
+            let sent = client().post(gateway.url("/v1/completions")).json(&body).send().await.unwrap();
+            assert_eq!(sent.status(), 200);
+        }
+        let cost = cost().await;
+        assert!((100..1000).contains(&cost), "{protocol:?}: the second prompt was cached: {cost}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_engine_is_registered_again_with_a_restarted_gateway() {
     let engine = engine(SimRole::Plain, SimProtocol::Sglang).await;

@@ -1,4 +1,5 @@
-//! Hooks for the program that replaces or removes the node's process: `/drain` before it ends, and `/settled` after its restart.
+//! Hooks for the program that replaces or removes the node's process: `/drain` before it ends, `/settled` after its restart, and
+//! `/removal-cost` before one of several nodes is chosen for removal.
 
 use std::sync::Arc;
 
@@ -17,6 +18,8 @@ use crate::access::only_peers;
 use crate::heartbeat::HeartbeatState;
 use crate::membership::NodeMembership;
 use crate::removal::NodeRemoval;
+
+const MIB: u64 = 1 << 20;
 
 type DrainHookResponse = (StatusCode, Json<Value>);
 
@@ -54,6 +57,7 @@ pub(crate) fn router(hooks: DrainHooks, peers: AllowedPeers) -> Router {
         .route("/drain", post(drain).delete(cancel_drain))
         .layer(middleware::from_fn_with_state(Arc::new(peers), only_peers))
         .route("/settled", get(settled))
+        .route("/removal-cost", get(removal_cost))
         .with_state(hooks)
 }
 
@@ -113,6 +117,12 @@ async fn notify_master(membership: &NodeMembership) -> Result<(), DrainHookRespo
     let sent = membership.ping().await;
     sent.map(drop)
         .map_err(|error| pending_response(json!({ "waiting_for": "the master", "error": error.to_string() })))
+}
+
+/// What has to be moved when the node is removed, in MiB; `null` for process memory and RDMA, where only the master can say.
+async fn removal_cost(State(hooks): State<DrainHooks>) -> Json<Value> {
+    let mib = hooks.membership.pool.object_bytes().map(|bytes| bytes / MIB);
+    Json(json!({ "cost": mib.map(|mib| i32::try_from(mib).unwrap_or(i32::MAX)) }))
 }
 
 fn pending_response(body: Value) -> DrainHookResponse {

@@ -230,6 +230,14 @@ impl SegmentPool {
         })
     }
 
+    /// Bytes of complete objects, if all segments record them. Evicted ones count until their space is written again.
+    pub(crate) fn object_bytes(&self) -> Option<u64> {
+        let segments = self.segments.load();
+        let bytes =
+            segments.iter().map(|segment| segment.needs_checksums().then(|| segment.ledger.counts().bytes));
+        bytes.sum()
+    }
+
     pub(crate) fn bytes(&self) -> u64 {
         self.segments.load().iter().map(|segment| segment.size).sum()
     }

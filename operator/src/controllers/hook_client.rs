@@ -35,6 +35,7 @@ struct HookResponse {
     waiting_for: Option<String>,
     warning: Option<String>,
     drained: bool,
+    cost: Option<i32>,
 }
 
 impl HookClient {
@@ -51,6 +52,7 @@ impl HookClient {
             UpgradeHook::Drain => (Method::POST, "drain"),
             UpgradeHook::DrainForRemoval => (Method::POST, "drain?reason=removal"),
             UpgradeHook::Settled => (Method::GET, "settled"),
+            UpgradeHook::RemovalCost => (Method::GET, "removal-cost"),
         };
         let (status, response) = match self.request(call, method, path).await {
             Ok(result) => result,
@@ -62,6 +64,9 @@ impl HookClient {
             }
         };
         if status == StatusCode::OK {
+            if let (UpgradeHook::RemovalCost, Some(cost)) = (call.hook, response.cost) {
+                return HookResult::Cost(cost);
+            }
             return HookResult::Done(response.warning.as_deref().map(truncate));
         }
         if call.hook == UpgradeHook::Settled && response.drained {

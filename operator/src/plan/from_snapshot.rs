@@ -51,7 +51,15 @@ pub fn plan_for(
             let pods = |instance: &str| {
                 snapshot.children(instance, ResourceKind::Pod).filter_map(|live| live.read()).collect()
             };
-            super::set(InstanceSetInput { set: &set, revisions, instances, pods: &pods, limits, now })
+            super::set(InstanceSetInput {
+                set: &set,
+                revisions,
+                instances,
+                pods: &pods,
+                hook_result: &|call| snapshot.hook_result(call),
+                limits,
+                now,
+            })
         }
         ResourceKind::Instance => instance(snapshot, settings, now),
         ResourceKind::Warmup => warmup(snapshot, now),

@@ -21,6 +21,8 @@ use crate::upgrade_hook::{HookCall, HookResult, UpgradeHook};
 
 /// Default of the annotation for the hook timeout.
 const TIMEOUT: Duration = Duration::from_secs(120);
+/// Seconds for which a removal cost is used.
+const COST_LIFETIME: i64 = 60;
 /// Upper bound of the annotation for the hook timeout.
 const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -114,6 +116,7 @@ fn verb(hook: UpgradeHook) -> &'static str {
     match hook {
         UpgradeHook::Drain | UpgradeHook::DrainForRemoval => "drain",
         UpgradeHook::Settled => "settle",
+        UpgradeHook::RemovalCost => "report its cost",
     }
 }
 
@@ -130,6 +133,7 @@ fn outcome(hook: UpgradeHook, input: InstanceInput<'_>, pod: &Pod, since: Timest
     };
     match (input.hook_result)(&call) {
         Some(HookResult::Done(warning)) => HookOutcome::Finished { unfinished: None, warning },
+        Some(HookResult::Cost(_)) => HookOutcome::Finished { unfinished: None, warning: None },
         response if add_duration(since, timeout(pod)) <= input.now => {
             let limit = humantime::format_duration(timeout(pod));
             let (name, does, waits_for) = (name(pod), verb(hook), pending_reason(response));
@@ -145,6 +149,14 @@ fn pending_reason(response: Option<HookResult>) -> String {
         Some(HookResult::Pending(Some(what))) => format!(": {what}"),
         _ => String::new(),
     }
+}
+
+/// Call for the cost of removing a pod; `None` if it has no hooks. The time of the call is rounded, so that one response is used by all
+/// plans of about a minute.
+pub(super) fn removal_cost_call(pod: &Pod, now: Timestamp) -> Option<HookCall> {
+    let second = now.as_second();
+    let since = Timestamp::from_second(second - second.rem_euclid(COST_LIFETIME)).unwrap_or(now);
+    call(UpgradeHook::RemovalCost, pod, since)
 }
 
 /// Since when a pod in an in-place update drains. A pod without running containers has nothing to drain.

@@ -19,6 +19,7 @@ use super::{
 };
 use crate::ResourceKind;
 use crate::status::{self, ObservedInstanceSet};
+use crate::upgrade_hook::{HookCall, HookResult};
 
 #[derive(Clone, Copy)]
 pub struct InstanceSetInput<'a> {
@@ -29,6 +30,8 @@ pub struct InstanceSetInput<'a> {
     pub instances: &'a [RoleInstance],
     /// Pods of the instance with that UID.
     pub pods: &'a dyn Fn(&str) -> Vec<Pod>,
+    /// Last response of a pod's hook.
+    pub hook_result: &'a dyn Fn(&HookCall) -> Option<HookResult>,
     pub limits: SizeLimits,
     pub now: Timestamp,
 }

@@ -54,16 +54,13 @@ pub(super) fn plan(
         create_instance(view, own, (index, &id), plan)?;
     }
     if live_instances.len() > replicas + surge {
-        deletion_order::sort(view, &mut live_instances);
         let surplus = live_instances.len() - replicas - surge;
-        for extra in live_instances.drain(..surplus) {
-            lifecycle::delete(
-                view,
-                extra,
-                InstanceTransition::Deleted,
-                "the instance is beyond the set's replicas",
-                plan,
-            );
+        // Nothing is updated either until it is decided which instances stay.
+        let Some(extra) = deletion_order::first(view, &live_instances, surplus, plan) else { return Ok(()) };
+        for extra in extra {
+            live_instances.retain(|live| !std::ptr::eq(*live, extra));
+            let reason = "the instance is beyond the set's replicas";
+            lifecycle::delete(view, extra, InstanceTransition::Deleted, reason, plan);
         }
     }
     if live_instances.len() >= replicas {

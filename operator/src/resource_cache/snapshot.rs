@@ -159,12 +159,13 @@ impl ResourceCache {
         }
     }
 
-    /// A set's instances with their pods, whose deletion costs decide which instances are removed.
+    /// A set's instances with their pods, whose costs decide which instances are removed.
     fn add_set(&self, set: &ObservedResource, snapshot: &mut ResourceSnapshot) {
         self.add_children(&set.uid, snapshot);
         for child in snapshot.children.get(&set.uid).cloned().unwrap_or_default() {
             if child.key.kind == ResourceKind::Instance {
                 self.add_children(&child.uid, snapshot);
+                self.add_hook_results(&child.uid, snapshot);
             }
         }
     }
@@ -177,6 +178,12 @@ impl ResourceCache {
         snapshot.named.extend(policy.map(|policy| (policy.key.clone(), policy)));
         for pod in snapshot.children.get(&instance.uid).cloned().unwrap_or_default() {
             self.add_references(&pod, snapshot);
+        }
+        self.add_hook_results(&instance.uid, snapshot);
+    }
+
+    fn add_hook_results(&self, instance: &str, snapshot: &mut ResourceSnapshot) {
+        for pod in snapshot.children.get(instance).into_iter().flatten() {
             if let Some(result) = self.hook_results.get(&pod.uid) {
                 snapshot.hook_results.insert(pod.uid.clone(), result.clone());
             }

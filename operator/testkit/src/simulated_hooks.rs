@@ -15,6 +15,8 @@ pub struct SimulatedHooks {
     /// Number of responses so far.
     pub response_count: usize,
     pub unresponsive: bool,
+    /// Responses to calls for the cost of a removal, by the pod's name.
+    pub removal_costs: BTreeMap<String, i32>,
     /// Calls since the last restart, by pod.
     call_counts: BTreeMap<(String, bool), usize>,
     /// Pods that may be restarted.
@@ -34,6 +36,7 @@ impl Default for SimulatedHooks {
             not_ready_responses: 2,
             response_count: 0,
             unresponsive: false,
+            removal_costs: BTreeMap::new(),
             call_counts: BTreeMap::new(),
             drained: BTreeSet::new(),
             draining: BTreeSet::new(),
@@ -59,6 +62,10 @@ impl SimulatedHooks {
         let pod = server.all(ResourceKind::Pod).find(|pod| pod["metadata"]["uid"] == call.pod.as_str())?;
         if self.unresponsive {
             return None;
+        }
+        if call.hook == UpgradeHook::RemovalCost {
+            let cost = pod["metadata"]["name"].as_str().and_then(|name| self.removal_costs.get(name));
+            return Some(cost.map_or(HookResult::Done(None), |cost| HookResult::Cost(*cost)));
         }
         let location = (label(pod, keys::ROLE_NAME), label(pod, keys::ROLE_INSTANCE_NAME));
         let drains = matches!(call.hook, UpgradeHook::Drain | UpgradeHook::DrainForRemoval);

@@ -43,6 +43,7 @@ impl InstanceSetFixture {
         let mut done = Vec::new();
         for _ in 0..50 {
             let input = InstanceSetInput {
+                hook_result: &|_| None,
                 set: &self.set,
                 revisions: &self.revisions,
                 instances: &self.instances,
@@ -228,6 +229,7 @@ fn instance_down_for_ten_seconds_is_updated_beyond_budget() {
     assert_eq!(world.run(), [""; 0]);
     let InstanceSetFixture { set, revisions, instances, now, .. } = &world;
     let input = InstanceSetInput {
+        hook_result: &|_| None,
         set,
         revisions,
         instances,
@@ -249,6 +251,7 @@ fn an_earlier_spec_reuses_its_revision() {
     world.settle();
     world.image("image:1");
     let input = InstanceSetInput {
+        hook_result: &|_| None,
         set: &world.set,
         revisions: &world.revisions,
         instances: &world.instances,
@@ -309,6 +312,7 @@ fn large_sets_are_created_by_several_plans() {
         world.set.metadata.annotations = Some([annotation].into());
         let (set, limits) = (&world.set, SizeLimits::default());
         let input = InstanceSetInput {
+            hook_result: &|_| None,
             set,
             revisions: &[],
             instances: &[],

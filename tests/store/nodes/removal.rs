@@ -35,12 +35,18 @@ async fn drain_for_removal(node: &InProcessNode) -> (u16, Value) {
 async fn a_removed_node_loses_no_object() {
     let supervisor = Supervisor::new();
     let store = StoreMasterFixture::with_short_leases(MasterImplementation::Moongate).await;
-    let removed = InProcessNode::start(&store).await;
+    let kept = tempfile::tempdir().unwrap();
+    let memory = format!("--memory=folder:{}", kept.path().display());
+    let removed = InProcessNode::start_with(&store, &[&memory]).await;
     let others = [InProcessNode::start(&store).await, InProcessNode::start(&store).await];
     let client = client(&store, &supervisor);
     for number in 0..OBJECTS {
         client.put(&key(number), &content(number), &PutOptions::default()).await.unwrap();
     }
+    let (status, text) = removed.get("/removal-cost").await;
+    let cost: Value = serde_json::from_str(&text).unwrap();
+    let mib = cost["cost"].as_u64().unwrap_or_default();
+    assert!(status == 200 && (1..=4).contains(&mib), "a third of 7 MB: {cost}");
     let (status, response) = drain_for_removal(&removed).await;
     assert_eq!(status, 202, "{response}");
     assert_eq!(response["waiting_for"], "its objects to be moved to other nodes");

@@ -30,6 +30,8 @@ struct RecordingHooks {
     /// Hooks that return 202 until they are removed from here.
     blocked: Arc<Mutex<HashSet<&'static str>>>,
     unresponsive: Arc<AtomicBool>,
+    /// What the removal of each pod costs.
+    removal_costs: Arc<Mutex<HashMap<String, i32>>>,
 }
 
 impl PodRuntime for RecordingHooks {
@@ -71,6 +73,10 @@ impl RecordingHooks {
             "POST /drain?reason=removal" => format!("remove {name}"),
             "GET /settled" => format!("settle {name}"),
             "DELETE /drain" => format!("cancel {name}"),
+            "GET /removal-cost" => {
+                let body = json!({ "cost": self.removal_costs.lock().get(&name) }).to_string();
+                return respond(&mut stream, "200 OK", &body).await;
+            }
             other => format!("{other} {name}"),
         };
         let before = self.log.lock().iter().rev().take_while(|entry| **entry == request).count();
@@ -87,11 +93,15 @@ impl RecordingHooks {
             (false, true) => ("202 Accepted", r#"{"waiting_for": "uploads"}"#),
             (false, false) => ("200 OK", "{}"),
         };
-        let length = body.len();
-        let answer =
-            format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}");
-        stream.write_all(answer.as_bytes()).await.unwrap();
+        respond(&mut stream, status, body).await;
     }
+}
+
+async fn respond(stream: &mut TcpStream, status: &str, body: &str) {
+    let length = body.len();
+    let response =
+        format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}");
+    stream.write_all(response.as_bytes()).await.unwrap();
 }
 
 fn roles(image: &str, port: u16, timeout: &str) -> Value {
@@ -177,11 +187,10 @@ async fn the_cheapest_instance_drains_before_it_is_removed() {
     settled(&groups).await;
     let before = pods(&stage.client).await;
     let name = |at: usize| before[at].metadata.name.clone().unwrap();
-    for (at, cost) in ["30", "10", "20"].into_iter().enumerate() {
-        let body = json!({ "metadata": { "annotations": { keys::POD_DELETION_COST: cost } } });
-        let patch = Patch::Merge(body);
-        stage.api::<Pod>().patch(&name(at), &PatchParams::default(), &patch).await.unwrap();
-    }
+    // The annotation of a pod takes precedence over what its hook reports. The hooks of the others report more than that.
+    let body = Patch::Merge(json!({ "metadata": { "annotations": { keys::POD_DELETION_COST: "10" } } }));
+    stage.api::<Pod>().patch(&name(1), &PatchParams::default(), &body).await.unwrap();
+    hooks.removal_costs.lock().extend([(name(0), 30), (name(1), 40), (name(2), 20)]);
     let cheapest = name(1);
     let adapters: Api<RoleBasedGroupScalingAdapter> = stage.api();
     let scale = async |replicas: i32| {

@@ -42,17 +42,31 @@ fn has_hooks(pod: &Value) -> bool {
     pod["metadata"]["annotations"].get(keys::UPGRADE_HOOKS).is_some()
 }
 
-/// Each deletion cost on one pod: the second pod of each unordered role is worth least.
-fn set_costs(server: &mut SimulatedApiServer) -> [String; 2] {
-    ["u", "f"].map(|role| {
-        let names = of_role(server, ResourceKind::Pod, role);
-        for (name, cost) in names.iter().zip([7, -3, 9]) {
+/// Two unordered roles, of which the second pod is worth least: pods of the first report it, those of the other are annotated.
+struct RemovalCosts {
+    cheapest: [String; 2],
+    reported: BTreeMap<String, i32>,
+}
+
+impl RemovalCosts {
+    fn new(server: &mut SimulatedApiServer) -> Self {
+        let [reporting, annotated] = ["u", "f"].map(|role| of_role(server, ResourceKind::Pod, role));
+        for (name, cost) in annotated.iter().zip([7, -3]) {
             let mut pod = server.get(ResourceKind::Pod, name).unwrap().clone();
             pod["metadata"]["annotations"][keys::POD_DELETION_COST] = cost.to_string().into();
             server.put(ResourceKind::Pod, pod);
         }
-        names[1].clone()
-    })
+        Self {
+            cheapest: [reporting[1].clone(), annotated[1].clone()],
+            reported: reporting.into_iter().zip([7, 3, 9]).collect(),
+        }
+    }
+
+    fn simulation(&self, server: &SimulatedApiServer, seed: u64) -> OperatorSimulation {
+        let mut cluster = OperatorSimulation::new(server.clone(), seed);
+        cluster.hooks.removal_costs.clone_from(&self.reported);
+        cluster
+    }
 }
 
 /// Scales all roles down by one instance. Only the expected instances end, after all of their pods with hooks have drained.
@@ -87,25 +101,26 @@ fn is_scaled_once(cluster: &mut OperatorSimulation, cheapest: &[String; 2], what
 #[test]
 fn removed_instances_drain_first_after_any_kill() {
     let mut ready = up(roles("30s"), 1).server;
-    let cheapest = set_costs(&mut ready);
-    let mut undisturbed = OperatorSimulation::new(ready.clone(), 7);
-    is_scaled_once(&mut undisturbed, &cheapest, "undisturbed");
+    let costs = RemovalCosts::new(&mut ready);
+    let cheapest = &costs.cheapest;
+    let mut undisturbed = costs.simulation(&ready, 7);
+    is_scaled_once(&mut undisturbed, cheapest, "undisturbed");
     let (writes, responses) = (undisturbed.writes, undisturbed.hooks.response_count);
     assert!(writes > 20 && responses > 8, "{writes} and {responses}");
     for killed_after in 1..=writes {
-        let mut cluster = OperatorSimulation::new(ready.clone(), 7);
+        let mut cluster = costs.simulation(&ready, 7);
         cluster.kill_after_writes = Some(killed_after);
-        is_scaled_once(&mut cluster, &cheapest, &format!("killed after write {killed_after}"));
+        is_scaled_once(&mut cluster, cheapest, &format!("killed after write {killed_after}"));
     }
     for killed_after in (1..=responses).step_by(3) {
-        let mut cluster = OperatorSimulation::new(ready.clone(), 7);
+        let mut cluster = costs.simulation(&ready, 7);
         cluster.kill_after_responses = Some(killed_after);
-        is_scaled_once(&mut cluster, &cheapest, &format!("killed after response {killed_after}"));
+        is_scaled_once(&mut cluster, cheapest, &format!("killed after response {killed_after}"));
     }
     for seed in 0..4 {
-        let mut cluster = OperatorSimulation::new(ready.clone(), seed);
+        let mut cluster = costs.simulation(&ready, seed);
         cluster.write_failure_percent = 20;
-        is_scaled_once(&mut cluster, &cheapest, &format!("seed {seed}"));
+        is_scaled_once(&mut cluster, cheapest, &format!("seed {seed}"));
     }
 }
 
