@@ -149,6 +149,20 @@ fn explain(text: &mut String, decision: &Value, other: Option<PolicyName>) -> an
     if let (Some(model), Some(alias)) = (decision["model"].as_str(), decision["alias"].as_str()) {
         let _infallible = writeln!(text, "  model {model}, for the alias {alias}");
     }
+    let words = |name: &str| {
+        let all = decision[name].as_array().into_iter().flatten().filter_map(Value::as_str);
+        all.filter(|word| !word.is_empty()).collect::<Vec<_>>().join(", ")
+    };
+    for (name, label) in [
+        ("versions", "versions of these engines"),
+        ("unpaired", "without a partner of their version (--pair-versions)"),
+        ("suspects", "suspect, since they produce no output"),
+    ] {
+        let found = words(name);
+        if !found.is_empty() {
+            let _infallible = writeln!(text, "  {label}: {found}");
+        }
+    }
     let seconds = |value: &Value| value.as_f64().map_or("-".to_owned(), |value| format!("{value:.3}"));
     let _infallible = writeln!(
         text,

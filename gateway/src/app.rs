@@ -170,7 +170,7 @@ pub async fn start(
         "memory budgets for requests"
     );
     let limits = options.upstream.endpoint_limits(&trust, shares.upstream);
-    let fleet = FleetReader::new(options.engines.pair_versions);
+    let fleet = FleetReader::new(options.engines.version_rule());
     let index = KvIndex::new(options.index_blocks);
     fleet.refresh(&topology, &limits, (&index, &lora_adapters));
     let suspected = limits.silence.suspected.clone();

@@ -49,7 +49,7 @@ pub use config::{
 pub use decide::{QueuePeerAddress, QueuePeerAddressError, QueuePeersError};
 pub use error::{ApiError, ApiErrorCode, ErrorFormat};
 pub use feedback::{MetricAliases, all_metrics};
-pub use fleet::VersionPairing;
+pub use fleet::{CompatibleVersions, VersionPairing};
 pub use ingress::{
     CorsOrigin, CorsOriginError, InferencePath, InferencePathError, IngressOptions, UnauthenticatedPath,
 };

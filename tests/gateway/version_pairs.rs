@@ -10,6 +10,7 @@ use crate::harness::client;
 use crate::harness::fleet::{TestEngines, TestFleetBuilder};
 use crate::harness::gateway::TestGateway;
 use crate::harness::metrics::metric_at;
+use crate::harness::process::MoongateProcess;
 
 const REQUESTS: usize = 120;
 
@@ -33,7 +34,9 @@ async fn served(rule: &str) -> BTreeMap<(&'static str, &'static str), usize> {
     let requests = (0..REQUESTS).map(async |number| {
         let prompt = format!("{number} is a prompt of its own");
         let body = json!({ "model": model, "prompt": prompt, "max_tokens": 2 });
-        let sent = client.post(gateway.url("/v1/completions")).json(&body).send().await.unwrap();
+        let sent =
+            client.post(gateway.url("/v1/completions")).header("x-request-id", format!("request-{number}"));
+        let sent = sent.json(&body).send().await.unwrap();
         assert_eq!(sent.status(), 200, "{}", sent.text().await.unwrap());
     });
     join_all(requests).await;
@@ -41,6 +44,10 @@ async fn served(rule: &str) -> BTreeMap<(&'static str, &'static str), usize> {
     assert_eq!(unpaired, u64::from(rule != "any"), "{rule}");
     let mixed = metric_at(&client, &gateway.admin_url(""), "moongate_mixed_version_pairs_total").await;
     assert_eq!(mixed > 0, rule == "any", "{rule}: {mixed}");
+    let admin = gateway.admin_url("").trim_start_matches("http://").to_owned();
+    let explained = MoongateProcess::run(&["explain", "request-0", &format!("--admin={admin}")]).await.stdout;
+    assert!(explained.contains("versions of these engines: 0.5."), "{explained}");
+    assert_eq!(explained.contains("(--pair-versions): http://"), rule != "any", "{explained}");
     let fleet: Value =
         client.get(gateway.admin_url("/debug/fleet")).send().await.unwrap().json().await.unwrap();
     let paused = fleet["instances"].as_array().unwrap().iter().filter(|engine| engine["state"] == "paused");
@@ -75,6 +82,21 @@ async fn versions_are_not_mixed_during_a_rollout() {
         assert_eq!(pairs.values().sum::<usize>(), REQUESTS, "{rule}: {pairs:?}");
         assert!(pairs.keys().all(|(prefill, decode)| prefill == decode), "{rule}: {pairs:?}");
         assert_eq!(pairs.len(), 2, "both versions serve: {rule}: {pairs:?}");
+    }
+}
+
+/// Of a model that has no pair of one version, only a list of compatible versions says what `equal` may pair.
+#[tokio::test(flavor = "multi_thread")]
+async fn versions_that_are_declared_compatible_pair() {
+    let (prefills, decodes) = (engines("0.5.5", 1, 0).await, engines("0.5.6", 0, 1).await);
+    let mut flags: Vec<String> = prefills.flags().into_iter().chain(decodes.flags()).collect();
+    flags.extend(["--pair-versions=equal", "--compatible-versions=0.5.5=0.5.6"].map(str::to_owned));
+    let (gateway, client) = (TestGateway::start_ready(&flags).await, client());
+    let body = json!({ "model": prefills.prefills[0].options().model, "prompt": "hello", "max_tokens": 2 });
+    let sent = client.post(gateway.url("/v1/completions")).json(&body).send().await.unwrap();
+    assert_eq!(sent.status(), 200, "{}", sent.text().await.unwrap());
+    for metric in ["moongate_engines_unpaired", "moongate_mixed_version_pairs_total"] {
+        assert_eq!(metric_at(&client, &gateway.admin_url(""), metric).await, 0, "{metric}");
     }
 }
 

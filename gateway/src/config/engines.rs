@@ -10,7 +10,7 @@ use moongate_discovery::{
 };
 use moongate_runtime::{ClientTls, EngineTlsArgs, SecretString};
 
-use crate::fleet::VersionPairing;
+use crate::fleet::{CompatibleVersions, VersionPairing, VersionRule};
 
 /// Source of engines, in addition to those given by flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -109,6 +109,10 @@ pub struct EngineOptions {
     #[arg(long, value_enum, env = "MOONGATE_PAIR_VERSIONS", default_value_t = VersionPairing::Preferred)]
     pub pair_versions: VersionPairing,
 
+    /// Versions that may pair although they differ, as 0.5.5=0.5.6. Repeatable.
+    #[arg(long, value_name = "VERSION=VERSION", env = "MOONGATE_COMPATIBLE_VERSIONS", value_delimiter = ' ')]
+    pub compatible_versions: Vec<CompatibleVersions>,
+
     /// API key that engines require: sent with the gateway's own queries, and with clients' requests if the gateway authenticates
     /// clients itself. Otherwise clients' keys are passed through.
     #[arg(long, value_name = "KEY", env = "MOONGATE_ENGINE_API_KEY", hide_env_values = true)]
@@ -120,6 +124,11 @@ pub struct EngineOptions {
 }
 
 impl EngineOptions {
+    /// Which versions of engines may pair.
+    pub(crate) fn version_rule(&self) -> VersionRule {
+        VersionRule::new(self.pair_versions, &self.compatible_versions)
+    }
+
     /// Options for service discovery and engine probes.
     #[must_use]
     pub fn discovery_options(&self, trust: &ClientTls) -> DiscoveryOptions {

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::in_flight::InFlightGuard;
 use crate::feedback::DecidedRoute;
-use crate::fleet::{FleetDecision, FleetMember, FleetSnapshot, UpstreamEndpoint, have_different_versions};
+use crate::fleet::{FleetDecision, FleetMember, FleetSnapshot, UpstreamEndpoint, VersionRule};
 use crate::request_body::InferenceApi;
 use crate::routed_request::{RoutedRequest, needs_translation};
 
@@ -26,12 +26,10 @@ pub(crate) struct ChosenRoute {
 }
 
 impl ChosenRoute {
-    /// Whether it is a pair whose engines report different versions.
-    pub(crate) fn mixes_versions(&self) -> bool {
+    /// Whether it is a pair whose engines report versions that are neither equal nor declared compatible.
+    pub(crate) fn mixes_versions(&self, rule: &VersionRule) -> bool {
         let decode = self.decode.as_ref().and_then(FleetMember::facts);
-        decode
-            .zip(self.prefill.facts())
-            .is_some_and(|(decode, prefill)| have_different_versions(prefill, decode))
+        decode.zip(self.prefill.facts()).is_some_and(|(decode, prefill)| rule.are_mixed(prefill, decode))
     }
 
     /// The route as traces describe it.

@@ -107,7 +107,7 @@ impl RequestDispatcher {
                     exhaustion_counted: AtomicBool::new(false),
                 },
             };
-            if chosen.mixes_versions() {
+            if chosen.mixes_versions(&self.fleet.current().versions) {
                 self.metrics.legs.record_mixed_versions();
             }
             match attempt(routed, chosen, &self.adapters, &context).await {

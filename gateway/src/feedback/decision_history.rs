@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use moongate_scheduler::{DecisionSnapshot, EngineRoute, RoutingDecision};
+use moongate_scheduler::{DecisionSnapshot, EngineRoute, InstanceIndex, RoutingDecision};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use crate::fleet::FleetSnapshot;
+use crate::fleet::{FleetMember, FleetSnapshot};
 
 /// A ring buffer of decisions; the oldest is evicted first.
 #[derive(Debug)]
@@ -38,8 +38,12 @@ struct DecisionRecord {
     queued: Duration,
     decision: RoutingDecision,
     snapshot: DecisionSnapshot,
+    /// Versions of the chosen engines, in the order of the route.
+    versions: Vec<String>,
     /// Engines that were suspect at the time.
     suspects: Vec<Arc<str>>,
+    /// Engines that had no partner of their version.
+    unpaired: Vec<Arc<str>>,
 }
 
 impl DecisionHistory {
@@ -61,11 +65,30 @@ impl DecisionHistory {
     ) {
         let suspects = fleet.members.iter().filter(|member| member.endpoint.silence.is_suspect());
         let suspects = suspects.map(|member| member.name.clone()).collect();
+        let version = |ix: InstanceIndex| {
+            let facts = fleet.members.get(ix.as_usize()).and_then(FleetMember::facts);
+            facts.map_or_else(String::new, |facts| facts.version.clone())
+        };
+        let versions = match decision.route {
+            EngineRoute::Pair { prefill, decode, .. } => vec![version(prefill), version(decode)],
+            EngineRoute::Single { worker, .. } => vec![version(worker)],
+        };
+        let unpaired = fleet.unpaired.iter().map(|id| id.0.clone()).collect();
         let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let request_id = String::from_utf8_lossy(id).into_owned();
         let model = fleet.model_name(snapshot.request.model).cloned();
-        let record =
-            Arc::new(DecisionRecord { request_id, model, alias, at, queued, decision, snapshot, suspects });
+        let record = Arc::new(DecisionRecord {
+            request_id,
+            model,
+            alias,
+            at,
+            queued,
+            decision,
+            snapshot,
+            versions,
+            suspects,
+            unpaired,
+        });
         let mut records = self.records.lock();
         while records.len() >= self.capacity {
             records.pop_front();
@@ -89,7 +112,7 @@ impl DecisionHistory {
 }
 
 impl DecisionRecord {
-    fn name(&self, ix: moongate_scheduler::InstanceIndex) -> &str {
+    fn name(&self, ix: InstanceIndex) -> &str {
         self.snapshot.instances.get(ix.as_usize()).map_or("", |instance| &instance.name)
     }
 
@@ -109,6 +132,7 @@ impl DecisionRecord {
             "reason": explanation.reason,
             "prefill": self.name(route.prefill_instance()),
             "decode": decode,
+            "versions": self.versions,
             "predicted_ttft_s": predicted_ttft,
             "expected_ttft_s": expected_ttft,
             "input_tokens": self.snapshot.request.input_tokens,
@@ -134,6 +158,7 @@ impl DecisionRecord {
         let mut details = self.summary();
         details["candidates"] = candidates;
         details["suspects"] = json!(self.suspects);
+        details["unpaired"] = json!(self.unpaired);
         details["snapshot"] = json!(self.snapshot);
         details
     }

@@ -3,21 +3,10 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use clap::ValueEnum;
 use moongate_discovery::{EngineFacts, EngineKind, EngineRole, KvTransferMethod, Topology};
 use moongate_scheduler::PairingDomain;
 
-/// Value of `--pair-versions`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum VersionPairing {
-    /// Versions do not matter.
-    Any,
-    /// Engines of the same version, unless a model has no such pair at all, or one of its engines does not report its version.
-    #[default]
-    Preferred,
-    /// Engines of the same version only. Requests wait while there is no such pair.
-    Equal,
-}
+use super::version_pairing::{VersionPairing, VersionRule};
 
 /// What decides whether two engines may pair: protocol and model, without the version.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -28,10 +17,10 @@ struct PairingGroup<'a> {
 }
 
 /// The domains of the engines of one topology.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct PairingDomains<'a> {
-    rule: VersionPairing,
-    /// Versions of all engines, in order.
+    rule: &'a VersionRule,
+    /// Classes of the versions of all engines, in order.
     versions: Vec<&'a str>,
     /// Groups with a pair of one version, each with all of these versions.
     complete: HashMap<PairingGroup<'a>, HashSet<&'a str>>,
@@ -41,17 +30,17 @@ pub(super) struct PairingDomains<'a> {
 
 impl<'a> PairingDomains<'a> {
     /// Compares the usable engines of a topology.
-    pub(super) fn new(topology: &'a Topology, rule: VersionPairing) -> Self {
+    pub(super) fn new(topology: &'a Topology, rule: &'a VersionRule) -> Self {
         let engines = || {
             let usable = |instance: &'a moongate_discovery::EngineInstance| {
                 instance.usable_facts().map(|facts| (instance.role, facts))
             };
             topology.instances.iter().filter_map(move |instance| usable(instance))
         };
-        let versions: BTreeSet<&str> = engines().map(|(_, facts)| comparable_version(facts)).collect();
+        let versions: BTreeSet<&str> = engines().map(|(_, facts)| rule.class(facts)).collect();
         let mut roles: HashMap<(PairingGroup<'_>, &str), HashSet<EngineRole>> = HashMap::new();
         for (role, facts) in engines() {
-            roles.entry((group(facts), comparable_version(facts))).or_default().insert(role);
+            roles.entry((group(facts), rule.class(facts))).or_default().insert(role);
         }
         let (mut complete, mut unknown) = (HashMap::<_, HashSet<&str>>::new(), HashSet::new());
         for ((group, version), roles) in roles {
@@ -68,7 +57,7 @@ impl<'a> PairingDomains<'a> {
     /// The domain of an engine: equal for two engines that may pair.
     pub(super) fn of(&self, facts: &EngineFacts) -> PairingDomain {
         let version = if self.separates_versions(facts) {
-            let position = self.versions.binary_search(&comparable_version(facts));
+            let position = self.versions.binary_search(&self.rule.class(facts));
             position.map_or(0, |position| position + 1)
         } else {
             0
@@ -78,7 +67,7 @@ impl<'a> PairingDomains<'a> {
     }
 
     fn separates_versions(&self, facts: &EngineFacts) -> bool {
-        match self.rule {
+        match self.rule.pairing {
             VersionPairing::Any => false,
             VersionPairing::Preferred => {
                 let group = group(facts);
@@ -91,7 +80,7 @@ impl<'a> PairingDomains<'a> {
     /// Whether a prefill or decode has no partner because of its version.
     pub(super) fn is_unpaired(&self, role: EngineRole, facts: &EngineFacts) -> bool {
         let has_partner =
-            || self.complete.get(&group(facts)).is_some_and(|all| all.contains(comparable_version(facts)));
+            || self.complete.get(&group(facts)).is_some_and(|all| all.contains(self.rule.class(facts)));
         role != EngineRole::Plain && self.separates_versions(facts) && !has_partner()
     }
 }
@@ -115,16 +104,6 @@ fn group(facts: &EngineFacts) -> PairingGroup<'_> {
     PairingGroup { protocol: protocol(facts), model: facts.models.first().map_or("", String::as_str) }
 }
 
-/// The version without its build, such as `+cu129`, which differs between images of one release.
-fn comparable_version(facts: &EngineFacts) -> &str {
-    facts.version.split_once('+').map_or(facts.version.as_str(), |(release, _)| release)
-}
-
-/// Whether a prefill and a decode report different versions.
-pub(crate) fn have_different_versions(prefill: &EngineFacts, decode: &EngineFacts) -> bool {
-    comparable_version(prefill) != comparable_version(decode)
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -145,6 +124,10 @@ mod tests {
 
     /// Pairs of positions of a prefill and a decode in one domain, and the positions of unpaired engines.
     fn pairs(instances: &[Arc<EngineInstance>], rule: VersionPairing) -> (Vec<(usize, usize)>, Vec<usize>) {
+        pairs_by(instances, &VersionRule::new(rule, &[]))
+    }
+
+    fn pairs_by(instances: &[Arc<EngineInstance>], rule: &VersionRule) -> (Vec<(usize, usize)>, Vec<usize>) {
         let topology = Topology { instances: instances.to_vec(), ..Topology::default() };
         let domains = PairingDomains::new(&topology, rule);
         let facts = |position: usize| instances[position].facts.as_ref().unwrap();
@@ -187,6 +170,15 @@ mod tests {
     }
 
     #[test]
+    fn compatible_versions_pair_with_each_other_only() {
+        let fleet = [engine(PREFILL, "m", "1"), engine(PREFILL, "m", "3"), engine(DECODE, "m", "2")];
+        for pairing in [VersionPairing::Preferred, VersionPairing::Equal] {
+            let rule = VersionRule::new(pairing, &["1=2".parse().unwrap()]);
+            assert_eq!(pairs_by(&fleet, &rule), (vec![(0, 2)], vec![1]), "{pairing:?}");
+        }
+    }
+
+    #[test]
     fn an_unreported_version_is_no_reason_to_wait() {
         let fleet = [engine(PREFILL, "m", "1"), engine(DECODE, "m", "1"), engine(DECODE, "m", "")];
         assert_eq!(pairs(&fleet, VersionPairing::Preferred), (vec![(0, 1), (0, 2)], vec![]));
@@ -214,7 +206,8 @@ mod tests {
         for (version, name) in [("1", "sglang"), ("2", "sglang")] {
             let fleet = [engine(PREFILL, "m", "1"), engine(DECODE, "m", "1"), engine(DECODE, "m", version)];
             let topology = Topology { instances: fleet.to_vec(), ..Topology::default() };
-            let domains = PairingDomains::new(&topology, VersionPairing::Equal);
+            let rule = VersionRule::new(VersionPairing::Equal, &[]);
+            let domains = PairingDomains::new(&topology, &rule);
             assert_eq!(domain_name(domains.of(fleet[2].facts.as_ref().unwrap())), Some(name));
         }
     }

@@ -15,7 +15,8 @@ use super::availability::{AvailabilityCheck, AvailabilityEvents};
 use super::cache_rules::cache_rules;
 use super::endpoint::{EndpointLimits, UpstreamEndpoint};
 use super::group::EngineGroup;
-use super::pairing::{PairingDomains, VersionPairing};
+use super::pairing::PairingDomains;
+use super::version_pairing::VersionRule;
 use crate::kv_index::{BlockKeyspace, EngineSlotGuard, KvIndex, RankSlots, StoreKeyNaming};
 use crate::lora_adapters::AdapterTable;
 use crate::upstream::split_url;
@@ -91,8 +92,8 @@ pub(crate) struct FleetSnapshot {
     pub(crate) hosts: HostLocations<scheduler::LocationIds>,
     /// LoRA adapters that engines can load.
     pub(crate) adapters: Arc<AdapterTable>,
-    /// Whether engines of different versions may pair.
-    version_pairing: VersionPairing,
+    /// Which versions of engines may pair.
+    pub(crate) versions: VersionRule,
     /// Usable engines that get no requests until there is a partner of their version.
     pub(crate) unpaired: Vec<InstanceId>,
     /// Listed instances that are not usable, with the reason.
@@ -124,8 +125,8 @@ pub(crate) struct UnusableInstance {
 
 impl FleetSnapshot {
     /// A fleet without engines. Those of later snapshots pair by this rule.
-    pub(super) fn pairing_by(version_pairing: VersionPairing) -> Self {
-        Self { version_pairing, ..Self::default() }
+    pub(super) fn pairing_by(versions: VersionRule) -> Self {
+        Self { versions, ..Self::default() }
     }
 
     /// Builds the view of `topology`, keeping the endpoints of `previous` whose id and address are unchanged.
@@ -142,10 +143,10 @@ impl FleetSnapshot {
             model_names: previous.model_names.clone(),
             adapters,
             availability: previous.availability.clone(),
-            version_pairing: previous.version_pairing,
+            versions: previous.versions.clone(),
             ..FleetSnapshot::default()
         };
-        let domains = PairingDomains::new(topology, fleet.version_pairing);
+        let domains = PairingDomains::new(topology, &previous.versions);
         let mut interner = TopologyInterner::default();
         let mut instances = Vec::with_capacity(topology.instances.len());
         for instance in &topology.instances {

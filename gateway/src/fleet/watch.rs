@@ -10,8 +10,8 @@ use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::endpoint::EndpointLimits;
-use super::pairing::VersionPairing;
 use super::snapshot::FleetSnapshot;
+use super::version_pairing::VersionRule;
 use crate::kv_index::KvIndex;
 use crate::lora_adapters::LoraAdapterFile;
 
@@ -30,9 +30,9 @@ impl Default for FleetReader {
 
 impl FleetReader {
     /// A fleet without engines, whose later engines pair by this rule.
-    pub(crate) fn new(version_pairing: VersionPairing) -> Self {
+    pub(crate) fn new(versions: VersionRule) -> Self {
         let reader = Self::default();
-        reader.current.store(Arc::new(FleetSnapshot::pairing_by(version_pairing)));
+        reader.current.store(Arc::new(FleetSnapshot::pairing_by(versions)));
         reader
     }
 

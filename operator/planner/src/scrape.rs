@@ -17,6 +17,8 @@ use crate::gateway_metrics::{GatewaySample, NotGatewayMetrics};
 const SCRAPE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Largest response in bytes.
 const MAX_RESPONSE_BYTES: usize = 32 << 20;
+/// Largest announced length for which memory is reserved.
+const MAX_RESERVED_BYTES: u64 = 1 << 20;
 /// How long the addresses of a host are used. A failed scrape looks them up again.
 const ADDRESS_LIFETIME: Duration = Duration::from_secs(15);
 /// Most addresses of all hosts of a deployment.
@@ -167,7 +169,8 @@ impl ResolvedGateway {
         if response.status() != StatusCode::OK {
             return Err(ScrapeError::Status(response.status()));
         }
-        let mut body = Vec::new();
+        let length = response.content_length().unwrap_or(0).min(MAX_RESERVED_BYTES);
+        let mut body = Vec::with_capacity(usize::try_from(length).unwrap_or(0));
         while let Some(chunk) = response.chunk().await? {
             if body.len() + chunk.len() > MAX_RESPONSE_BYTES {
                 return Err(ScrapeError::TooLarge);

@@ -112,7 +112,7 @@ impl Default for PlannerSettings {
             night: None,
             gpu_budget: None,
             flip: None,
-            interval_s: 5.0,
+            interval_s: 10.0,
         }
     }
 }

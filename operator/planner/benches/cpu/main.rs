@@ -71,7 +71,7 @@ fn write_files(folder: &Path, port: u16, deployments: u64) {
                     "prefill": format!("deployments.v1.apps/model-{index}-prefill"),
                     "decode": format!("deployments.v1.apps/model-{index}-decode"),
                 },
-                "settings": { "interval_s": 5, "prefill": role, "decode": role },
+                "settings": { "prefill": role, "decode": role },
             })
         })
         .collect();
