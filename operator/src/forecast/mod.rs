@@ -7,10 +7,13 @@ mod simulated_api_server;
 mod simulated_controllers;
 mod simulated_stateful_set;
 mod step;
+mod version_mix;
 
 pub use simulated_api_server::{ContainerOutcome, ResourceChange, SimulatedApiServer, SimulatedWriteError};
 pub(crate) use simulated_controllers::has;
 pub use step::{ForecastStep, ImageChange, StepEffect};
+use version_mix::VersionMixRecorder;
+pub use version_mix::{ReadyVersions, VersionMix};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -39,6 +42,8 @@ pub struct RolloutForecast {
     /// Steps that concern pods and objects of other controllers. Status and revision writes are omitted.
     pub steps: Vec<ForecastStep>,
     pub roles: Vec<RoleForecast>,
+    /// Ready pods of the roles whose images change, if there are at least two: at the start, and whenever they change.
+    pub version_mixes: Vec<VersionMix>,
     /// Objects that could not be planned, with the errors.
     pub problems: Vec<String>,
 }
@@ -81,6 +86,7 @@ struct ForecastRun<'a> {
     started_at: Timestamp,
     steps_taken: u64,
     ready_at_first: BTreeMap<String, usize>,
+    versions: VersionMixRecorder,
     roles: BTreeMap<String, RoleForecast>,
     forecast: RolloutForecast,
 }
@@ -96,6 +102,7 @@ impl<'a> ForecastRun<'a> {
         let mut run = Self {
             started_at: server.now,
             ready_at_first: ready(server),
+            versions: VersionMixRecorder::new(server),
             server,
             gang,
             observed,
@@ -241,6 +248,8 @@ impl<'a> ForecastRun<'a> {
     }
 
     fn count_unready(&mut self) {
+        let delay_seconds = self.server.now.duration_since(self.started_at).as_secs();
+        self.versions.record(self.server, delay_seconds);
         let now = ready(self.server);
         for (role, before) in &self.ready_at_first {
             let unready = before.saturating_sub(now.get(role).copied().unwrap_or(0));
@@ -253,7 +262,7 @@ impl<'a> ForecastRun<'a> {
     fn finish(self) -> RolloutForecast {
         let named = self.roles.into_iter().filter(|(name, _)| !name.is_empty());
         let roles = named.map(|(name, role)| RoleForecast { name, ..role }).collect();
-        RolloutForecast { roles, ..self.forecast }
+        RolloutForecast { roles, version_mixes: self.versions.finish(), ..self.forecast }
     }
 }
 

@@ -196,6 +196,7 @@ impl PlanReport {
         section("Changes", summary(&self.changes).join("\n"));
         section("Steps", self.steps());
         section("Roles", self.roles());
+        section("Ready pods with old + new images", self.version_mixes());
         section("Remaining", self.remaining.join("\n"));
         section("Problems", self.forecast.problems.join("\n"));
         text
@@ -267,6 +268,23 @@ impl PlanReport {
             return String::new();
         }
         table(&["ROLE", "PODS", "RESTARTED", "CREATED", "DELETED", "MAX OUT OF SERVICE"], &rows)
+    }
+
+    fn version_mixes(&self) -> String {
+        let Some(first) = self.forecast.version_mixes.first() else { return String::new() };
+        let delay = |seconds: i64| if seconds > 0 { format!("+{seconds}s") } else { String::new() };
+        let rows: Vec<Vec<String>> = self
+            .forecast
+            .version_mixes
+            .iter()
+            .map(|mix| {
+                let counts = mix.ready.values().map(|ready| format!("{} + {}", ready.old, ready.new));
+                std::iter::once(delay(mix.delay_seconds)).chain(counts).collect()
+            })
+            .collect();
+        let roles: Vec<String> = first.ready.keys().map(|role| role.to_uppercase()).collect();
+        let header: Vec<&str> = std::iter::once("DELAY").chain(roles.iter().map(String::as_str)).collect();
+        table(&header, &rows)
     }
 }
 

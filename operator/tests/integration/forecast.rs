@@ -1,7 +1,7 @@
 //! Forecasts of changes.
 
 use k8s_openapi::jiff::Timestamp;
-use moongate_operator::forecast::{RolloutForecast, SimulatedApiServer, StepEffect, forecast};
+use moongate_operator::forecast::{ReadyVersions, RolloutForecast, SimulatedApiServer, StepEffect, forecast};
 use moongate_operator::kubectl::{ImageAssignment, KubectlError, restart_pods, set_images, set_paused};
 use moongate_operator::{GangScheduler, ResourceKind};
 use rbg_api::conversion::{ApiVersion, convert};
@@ -137,6 +137,42 @@ fn scale_in_drains_and_removes_the_cheapest_instances() {
     assert!(drain.reason.contains("drains: the instance is beyond the set's replicas"), "{}", drain.reason);
     let engines = update.roles.iter().find(|role| role.name == "a").unwrap();
     assert_eq!((engines.pods, engines.deleted, engines.out_of_service), (3, 2, 2));
+}
+
+/// The largest difference between the parts of the ready prefills and of the ready decodes that have new images.
+fn widest_skew(update: &RolloutForecast) -> f64 {
+    let part = |ready: ReadyVersions| ready.new as f64 / (ready.old + ready.new).max(1) as f64;
+    let skews = update.version_mixes.iter().map(|mix| part(mix.ready["decode"]) - part(mix.ready["prefill"]));
+    skews.map(f64::abs).fold(0.0, f64::max)
+}
+
+#[test]
+fn forecasts_show_how_many_engines_of_both_versions_are_ready() {
+    let policy = json!({ "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "CoordinatedPolicy",
+        "metadata": { "name": "g" }, "spec": { "policies": [{ "name": "pairs", "roles": ["prefill", "decode"],
+            "strategy": { "rollingUpdate": { "maxSkew": "10%" } } }] } });
+    let mut widest = Vec::new();
+    for is_coordinated in [true, false] {
+        let (mut server, created) =
+            up(&group(&json!([role("prefill", 8), role("decode", 4), role("router", 2)])));
+        assert_eq!(created.version_mixes, [], "there are no old images");
+        if is_coordinated {
+            server.create(ResourceKind::Policy, policy.clone());
+        }
+        let update = forecast_change(&mut server, |group| {
+            set_images(group, &[assignment("prefill/engine=engine:2"), assignment("decode/engine=engine:2")])
+        });
+        let versions = |old, new| ReadyVersions { old, new };
+        let mixes = &update.version_mixes;
+        let first = [("decode", versions(4, 0)), ("prefill", versions(8, 0))];
+        let last = [("decode", versions(0, 4)), ("prefill", versions(0, 8))];
+        for (mix, expected) in [(mixes.first(), first), (mixes.last(), last)] {
+            let expected = expected.map(|(role, ready)| (role.to_owned(), ready));
+            assert_eq!(mix.unwrap().ready, expected.into_iter().collect(), "{mixes:?}");
+        }
+        widest.push(widest_skew(&update));
+    }
+    assert!(widest[0] <= 0.25 && widest[1] > 0.5, "{widest:?}");
 }
 
 #[test]
