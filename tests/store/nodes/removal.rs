@@ -66,13 +66,14 @@ async fn a_cancelled_removal_reopens_the_node() {
     let store = StoreMasterFixture::with_short_leases(MasterImplementation::Moongate).await;
     let (drained, other) = (InProcessNode::start(&store).await, InProcessNode::start(&store).await);
     let client = client(&store, &supervisor);
-    client.put("first", b"bytes", &PutOptions::default()).await.unwrap();
-    poll_until("the node is drained", async || drain_for_removal(&drained).await.0 == 200).await;
-
     let on_drained = PutOptions {
         preferred_segments: vec![drained.running.endpoint().to_owned()],
         ..PutOptions::default()
     };
+    client.put("first", b"bytes", &on_drained).await.unwrap();
+    poll_until("the node is drained", async || drain_for_removal(&drained).await.0 == 200).await;
+    assert_eq!(drained.metric(r#"moongate_store_tasks_total{result="done"}"#).await, 1, "moved to the other");
+
     let (status, response) = drained.get("/settled").await;
     assert!(status == 202 && response.contains(r#""drained":true"#), "{response}");
     let cancelled = reqwest::Client::new().delete(drained.url("/drain")).send().await.unwrap();
