@@ -1,6 +1,7 @@
 //! Removal of a node from the store: the master moves its objects to other nodes before the process ends.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use mooncake_wire::node_drain::NodeDrainArguments;
@@ -16,7 +17,12 @@ const CANCEL_PERIOD: Duration = Duration::from_secs(5);
 
 /// Whether the node is about to be removed.
 #[derive(Debug, Default)]
-pub(crate) struct NodeRemoval(Mutex<Option<Instant>>);
+pub(crate) struct NodeRemoval {
+    /// When the removal expires; `None` if there is none.
+    expires_at: Mutex<Option<Instant>>,
+    /// Objects that the master has yet to move, as of its last response.
+    left: AtomicU64,
+}
 
 impl NodeRemoval {
     /// Starts or continues to move the node's objects away. Returns the number of those that are left.
@@ -24,21 +30,23 @@ impl NodeRemoval {
     /// # Errors
     /// [`RpcError::Fault`] from Mooncake's masters.
     pub(crate) async fn drain(&self, membership: &NodeMembership) -> Result<u64, RpcError> {
-        let before = self.0.lock().replace(Instant::now() + DRAIN_EXPIRY);
+        let before = self.expires_at.lock().replace(Instant::now() + DRAIN_EXPIRY);
         if before.is_none() {
             tracing::info!("this node will be removed: the master moves its objects to other nodes");
         }
-        membership.master.drain_node(arguments(membership, false)).await
+        let left = membership.master.drain_node(arguments(membership, false)).await?;
+        self.left.store(left, Ordering::Relaxed);
+        Ok(left)
     }
 
     /// Ends a removal: the node stays.
     pub(crate) async fn cancel(&self, membership: &NodeMembership) -> Result<(), RpcError> {
-        if self.0.lock().is_none() {
+        if self.expires_at.lock().is_none() {
             return Ok(());
         }
         match membership.master.drain_node(arguments(membership, true)).await {
             Ok(_) | Err(RpcError::Fault(_)) => {
-                *self.0.lock() = None;
+                *self.expires_at.lock() = None;
                 Ok(())
             }
             Err(error) => Err(error),
@@ -47,11 +55,11 @@ impl NodeRemoval {
 
     /// Whether a removal has begun and was not cancelled.
     pub(crate) fn is_active(&self) -> bool {
-        self.0.lock().is_some()
+        self.expires_at.lock().is_some()
     }
 
     fn is_expired(&self) -> bool {
-        self.0.lock().is_some_and(|until| until <= Instant::now())
+        self.expires_at.lock().is_some_and(|until| until <= Instant::now())
     }
 
     /// Cancels a removal that was not continued, until the supervisor shuts down.
@@ -80,5 +88,12 @@ pub(crate) fn start(removal: Arc<NodeRemoval>, membership: NodeMembership, super
     let stop = supervisor.token();
     supervisor.spawn_essential("store-removal", async move {
         stop.run_until_cancelled(removal.cancel_when_expired(&membership)).await;
+        let left = removal.left.load(Ordering::Relaxed);
+        if removal.is_active() && left > 0 {
+            tracing::error!(
+                objects = left,
+                "this node ends before the master has moved all of its objects: those without another copy are lost with it"
+            );
+        }
     });
 }
