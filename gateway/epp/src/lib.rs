@@ -7,6 +7,7 @@
 mod exchange;
 #[cfg(test)]
 mod exchange_tests;
+mod health;
 mod messages;
 mod options;
 mod request_body;
@@ -31,6 +32,6 @@ pub async fn start(
     supervisor: &Supervisor,
 ) -> Result<RunningGateway, GatewayStartError> {
     let fallbacks = usize::from(options.fallback_endpoints);
-    let service = |picker| service::PickerService::server(picker, fallbacks);
+    let service = |picker| service::PickerServices::new(picker, fallbacks);
     moongate_gateway::start_picker(&options.gateway, traces, supervisor, service).await
 }
