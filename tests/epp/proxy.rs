@@ -95,7 +95,10 @@ fn config(options: &EnvoyOptions<'_>, port: u16) -> Value {
             "response_header_mode": "SEND", "response_body_mode": "FULL_DUPLEX_STREAMED", "response_trailer_mode": "SEND",
         },
         "message_timeout": "60s",
-        "metadata_options": {"forwarding_namespaces": {"untyped": ["envoy.lb", "envoy.lb.subset_hint"]}},
+        "metadata_options": {
+            "forwarding_namespaces": {"untyped": ["envoy.lb", "envoy.lb.subset_hint"]},
+            "receiving_namespaces": {"untyped": ["envoy.lb"]},
+        },
     });
     let ext_proc = typed("envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor", ext_proc);
     let mut filters = vec![
@@ -123,6 +126,10 @@ fn config(options: &EnvoyOptions<'_>, port: u16) -> Value {
     let manager = filter("envoy.filters.network.http_connection_manager", manager);
     let pool: Vec<_> = options.engines.iter().copied().map(endpoint).collect();
     let picker = [endpoint(options.picker.parse().unwrap())];
+    let health_check = json!({
+        "timeout": "1s", "interval": "0.1s", "no_traffic_interval": "0.1s", "unhealthy_threshold": 1, "healthy_threshold": 1,
+        "grpc_health_check": {"service_name": "envoy.service.ext_proc.v3.ExternalProcessor"},
+    });
     json!({"static_resources": {
         "listeners": [{
             "address": {"socket_address": {"address": "127.0.0.1", "port_value": port}},
@@ -131,11 +138,15 @@ fn config(options: &EnvoyOptions<'_>, port: u16) -> Value {
         "clusters": [
             {
                 "name": "pool", "type": "STATIC",
+                // By default only three requests at a time are retried.
+                "circuit_breakers": {"thresholds": [{"max_retries": 1000}]},
                 "load_balancing_policy": {"policies": [{"typed_extension_config": override_host}]},
                 "load_assignment": {"cluster_name": "pool", "endpoints": [{"lb_endpoints": pool}]},
             },
             {
                 "name": "picker", "type": "STATIC", "connect_timeout": "1s",
+                // Requests fail open only while Envoy does not even try to reach the picker.
+                "health_checks": [health_check], "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
                 "typed_extension_protocol_options": picker_protocol,
                 "load_assignment": {"cluster_name": "picker", "endpoints": [{"lb_endpoints": picker}]},
             },
