@@ -1,10 +1,11 @@
 //! Requests through Envoy go to the engine that the picker chooses, and the picker sees what becomes of them.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use moongate_loadtest::engine::{
-    KvEventOptions, SharedL3Store, SimEngine, SimEngineOptions, SimProtocol, SimRole,
+    KvEventOptions, RecordedRequest, SharedL3Store, SimEngine, SimEngineOptions, SimProtocol, SimRole,
 };
 use serde_json::{Value, json};
 
@@ -91,6 +92,19 @@ async fn predicted(admin: &str, body: &Value, engines: &[SimEngine]) -> Vec<u64>
     engines.iter().map(of_engine).collect()
 }
 
+/// Requests that the picker counts on all engines.
+async fn in_flight(admin: &str) -> u64 {
+    let fleet = client().get(format!("http://{admin}/debug/fleet")).send().await.unwrap();
+    let fleet: Value = fleet.json().await.unwrap();
+    let engines = fleet["instances"].as_array().unwrap().iter();
+    engines.map(|engine| engine["in_flight"].as_u64().unwrap()).sum()
+}
+
+/// The values of a header that an engine has got.
+fn header<'a>(request: &'a RecordedRequest, name: &str) -> Vec<&'a str> {
+    request.headers.iter().filter(|(key, _)| key == name).map(|(_, value)| value.as_str()).collect()
+}
+
 /// Cached tokens that a response reports.
 fn cached(usage: &Value) -> u64 {
     usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0)
@@ -128,11 +142,7 @@ async fn requests_go_to_the_engine_with_the_cached_prefix() {
     .await;
     assert_eq!(metric(admin, "moongate_requests_total", &[]).await, 12.0);
     assert_eq!(metric(admin, "moongate_ttft_seconds_count", &[]).await, 3.0, "three were streamed");
-    let fleet: Value =
-        client().get(format!("http://{admin}/debug/fleet")).send().await.unwrap().json().await.unwrap();
-    let in_flight =
-        fleet["instances"].as_array().unwrap().iter().map(|engine| engine["in_flight"].as_u64().unwrap());
-    assert_eq!(in_flight.sum::<u64>(), 0, "{fleet}");
+    assert_eq!(in_flight(admin).await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -159,6 +169,40 @@ async fn a_killed_engine_fails_no_request() {
     assert_eq!(failed, 0, "of {}: {statuses:?}", statuses.len());
     let failures = metric(&addresses.admin, "moongate_leg_failures_total", &[]).await;
     assert!(failures >= 1.0, "the picker has seen which engine failed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn other_engines_are_named_in_case_one_fails() {
+    let engines = workers(4).await;
+    let (_picker, addresses) = picker(&engines, &[]).await;
+    let envoy = EnvoyProxy::start(&EnvoyOptions::new(&addresses.public, &engines)).await;
+    assert_eq!(envoy.post("/v1/completions", &prompt(1, 64, false)).await.status(), 200);
+    let engine = engines.iter().find(|engine| engine.stats().started > 0).unwrap();
+    let request = engine.recent_requests(1).pop().unwrap();
+    let named = header(&request, "x-gateway-destination-endpoint").concat();
+    let named: Vec<&str> = named.split(',').collect();
+    let known: BTreeSet<String> = engines.iter().map(|engine| engine.addr().to_string()).collect();
+    assert_eq!((named.len(), named[0]), (3, engine.addr().to_string().as_str()), "{named:?}");
+    assert!(named.iter().all(|address| known.contains(*address)), "{named:?} {known:?}");
+    assert_eq!(named.iter().collect::<BTreeSet<_>>().len(), 3, "{named:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_leaves_releases_the_engine() {
+    let engines = workers(1).await;
+    let (_picker, addresses) = picker(&engines, &[]).await;
+    let envoy = EnvoyProxy::start(&EnvoyOptions::new(&addresses.public, &engines)).await;
+    let mut body = prompt(1, 64, true);
+    body["max_tokens"] = 1_000_000.into();
+    let mut response = envoy.post("/v1/completions", &body).await;
+    assert!(response.chunk().await.unwrap().is_some(), "the stream has begun");
+    assert_eq!(in_flight(&addresses.admin).await, 1);
+    drop(response);
+    let admin = &addresses.admin;
+    let abandoned = async || metric(admin, "moongate_requests_total", &["code=\"client_closed\""]).await;
+    poll("the request is counted as abandoned", async || abandoned().await == 1.0).await;
+    assert_eq!(in_flight(admin).await, 0);
+    assert_eq!(metric(admin, "moongate_ttft_seconds_count", &[]).await, 1.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -238,10 +282,7 @@ async fn a_decode_engine_gets_the_address_of_its_prefill() {
     let request = request.header("x-prefiller-host-port", "10.9.9.9:1").header("x-client", "kept");
     request.send().await.unwrap();
     let received = engines[1].recent_requests(1).pop().expect("the decode has got the request");
-    let header = |name: &str| -> Vec<&str> {
-        received.headers.iter().filter(|(key, _)| key == name).map(|(_, value)| value.as_str()).collect()
-    };
-    assert_eq!(header("x-prefiller-host-port"), [engines[0].addr().to_string()], "{received:?}");
-    assert_eq!(header("x-client"), ["kept"]);
+    assert_eq!(header(&received, "x-prefiller-host-port"), [engines[0].addr().to_string()], "{received:?}");
+    assert_eq!(header(&received, "x-client"), ["kept"]);
     assert_eq!(engines[0].stats().started, 0, "the prefill gets its request from the decode's sidecar");
 }

@@ -1,5 +1,5 @@
-//! An endpoint picker of the Gateway API Inference Extension: another proxy, such as Envoy, sends the requests to engines, and asks for
-//! each of them, by its external processing protocol (ext_proc), which engine that is.
+//! An endpoint picker of the Gateway API Inference Extension: another proxy, such as Envoy, sends the requests to engines, and for each of
+//! them queries the picker for the engine, by its external processing protocol (ext_proc).
 //!
 //! The decisions and the feedback are the gateway's ([`moongate_gateway::EndpointPicker`]). Here is only the protocol: the order of the
 //! messages (`exchange`), their contents (`messages`), and what happens with each (`session`).

@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
+use envoy_types::pb::envoy::config::core::v3::{HeaderMap as EnvoyHeaders, Metadata};
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Part;
 use envoy_types::pb::envoy::service::ext_proc::v3::{ProcessingRequest, ProcessingResponse};
 use futures_util::future::{BoxFuture, FutureExt as _, OptionFuture};
-use http::Response;
-use http_body_util::{BodyExt as _, Limited};
+use http_body_util::{BodyExt as _, Collected, Limited};
 use moongate_gateway::{
     ApiError, ApiErrorCode, EndpointPicker, ErrorFormat, ObservedResponse, PickOutcome, PickedRequest,
 };
@@ -159,7 +159,6 @@ impl PickSession {
 
     fn receive(&mut self, message: ProcessingRequest) -> Result<(), Status> {
         let ProcessingRequest { metadata_context, protocol_config, request, .. } = message;
-        let metadata = metadata_context.as_ref();
         if std::mem::replace(&mut self.is_first, false)
             && let Some(config) = protocol_config
         {
@@ -173,23 +172,15 @@ impl PickSession {
         // Such as a message for flow control.
         let Some(part) = request else { return Ok(()) };
         let step = self.exchange.receive(messages::kind(&part));
-        match (step.map_err(|error| Status::invalid_argument(error.to_string()))?, part) {
+        let step = step.map_err(|error| Status::invalid_argument(error.to_string()))?;
+        self.take_step(step, part, metadata_context.as_ref());
+        Ok(())
+    }
+
+    fn take_step(&mut self, step: ExchangeStep, part: Part, metadata: Option<&Metadata>) {
+        match (step, part) {
             (ExchangeStep::BeginRequest { ends }, Part::RequestHeaders(headers)) => {
-                let allowed = messages::allowed_endpoints(metadata);
-                let (sender, body) = RequestBody::channel();
-                self.body = (!ends).then_some(sender);
-                match messages::request_head(headers.headers) {
-                    Ok(head) => {
-                        let (picker, request) = (self.picker.clone(), head.map(|()| body));
-                        let pick = async move { own_response(picker.pick(request, allowed).await).await };
-                        self.pick = Some(pick.boxed());
-                    }
-                    Err(error) => {
-                        let error = ApiError::new(ApiErrorCode::InvalidRequest, error.to_string());
-                        let response = PickOutcome::Respond(error.response(ErrorFormat::OpenAi));
-                        self.pick = Some(own_response(response).boxed());
-                    }
-                }
+                self.begin_request(headers.headers, ends, messages::allowed_endpoints(metadata));
             }
             (ExchangeStep::AddToBody { ends }, Part::RequestBody(chunk)) => {
                 self.ends_body = ends;
@@ -232,7 +223,22 @@ impl PickSession {
             // Other steps do not follow from these messages.
             _ => {}
         }
-        Ok(())
+    }
+
+    fn begin_request(&mut self, headers: Option<EnvoyHeaders>, ends: bool, allowed: Option<Vec<String>>) {
+        let (sender, body) = RequestBody::channel();
+        self.body = (!ends).then_some(sender);
+        let picker = self.picker.clone();
+        let pick = match messages::request_head(headers) {
+            Ok(head) => {
+                async move { own_response(picker.pick(head.map(|()| body), allowed).await).await }.boxed()
+            }
+            Err(error) => {
+                let error = ApiError::new(ApiErrorCode::InvalidRequest, error.to_string());
+                own_response(PickOutcome::Respond(error.response(ErrorFormat::OpenAi))).boxed()
+            }
+        };
+        self.pick = Some(pick);
     }
 
     fn complete_if(&mut self, ends: bool) {
@@ -275,9 +281,10 @@ async fn own_response(outcome: PickOutcome) -> Picked {
         Ok(body) => messages::respond(head.status, &head.headers, &body.to_bytes()),
         Err(_) => {
             let text = "this response is too large for an endpoint picker; request it from a gateway";
-            let response: Response<_> =
-                ApiError::new(ApiErrorCode::UnsupportedByFleet, text).response(ErrorFormat::OpenAi);
-            messages::respond(response.status(), response.headers(), &Bytes::new())
+            let error = ApiError::new(ApiErrorCode::UnsupportedByFleet, text).response(ErrorFormat::OpenAi);
+            let (head, body) = error.into_parts();
+            let body = body.collect().await.map(Collected::to_bytes).unwrap_or_default();
+            messages::respond(head.status, &head.headers, &body)
         }
     };
     Picked::Response(Box::new(message))
