@@ -38,7 +38,9 @@ impl ExchangeCounts {
 
     fn check(&self) {
         let Self { begun, complete, routed, responded, started, ended } = *self;
-        assert!(begun <= 1 && complete <= begun && routed <= complete && started <= routed && ended <= started);
+        assert!(
+            begun <= 1 && complete <= begun && routed <= complete && started <= routed && ended <= started
+        );
         assert!(routed + responded <= 1);
     }
 }
