@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use moongate_gateway::GatewayOptions;
+use moongate_gateway::{GatewayOptions, RunningGateway};
 use moongate_runtime::{Supervisor, raise_open_file_limit, terminated};
 use moongate_telemetry::{LoggingArgs, TelemetryArgs, Tracer};
 
@@ -33,6 +33,12 @@ pub(crate) async fn run(command: GatewayArgs, supervisor: Supervisor) -> anyhow:
         let is_invalid = error.is_invalid_setting();
         start_error(error, is_invalid)
     })?;
+    serve_until_terminated(gateway, traces).await;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Serves until SIGTERM or Ctrl-C, then drains; a second signal stops at once. Exports the last spans.
+pub(crate) async fn serve_until_terminated(gateway: RunningGateway, traces: Tracer) {
     terminated().await;
     tokio::select! {
         () = gateway.stop() => {}
@@ -41,5 +47,4 @@ pub(crate) async fn run(command: GatewayArgs, supervisor: Supervisor) -> anyhow:
     if let Err(lost) = traces.shutdown(FLUSH_TIMEOUT).await {
         tracing::warn!(%lost, "spans were not exported before the shutdown");
     }
-    Ok(ExitCode::SUCCESS)
 }

@@ -1,7 +1,8 @@
-//! The binary with all commands: `moongate gateway | config | operator | planner | kubectl | master | store | store-holder | kv | up | sidecar | loadtest | doctor | explain`.
+//! The binary with all commands: `moongate gateway | epp | config | operator | planner | kubectl | master | store | store-holder | kv | up | sidecar | loadtest | doctor | explain`.
 
 mod config_check;
 mod doctor;
+mod epp;
 mod explain;
 mod gateway;
 mod kubectl;
@@ -43,6 +44,8 @@ struct MoongateArgs {
 enum MoongateSubcommand {
     /// Serve the OpenAI API and route requests to SGLang and vLLM engines.
     Gateway(Box<gateway::GatewayArgs>),
+    /// Pick engines for requests that another proxy sends, such as Envoy: an endpoint picker of the Gateway API Inference Extension.
+    Epp(Box<epp::EppArgs>),
     /// Reconcile RoleBasedGroups on Kubernetes, in place of RBG's own controller manager.
     Operator(Box<operator::OperatorArgs>),
     /// Scale the prefill and decode engines of deployments on Kubernetes to what their latency targets need.
@@ -97,6 +100,11 @@ fn main() -> ExitCode {
             let logs = command.logs.clone();
             disable_huge_pages();
             run(&logs, |supervisor| gateway::run(*command, supervisor))
+        }
+        MoongateSubcommand::Epp(command) => {
+            let logs = command.logs.clone();
+            disable_huge_pages();
+            run(&logs, |supervisor| epp::run(*command, supervisor))
         }
         MoongateSubcommand::Operator(command) => {
             let logs = command.logs.clone();

@@ -1,15 +1,19 @@
 //! Builds and runs the gateway, and drains it without interrupting streams.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Duration;
+mod running;
 
+use std::sync::Arc;
+
+use http::{Request, Response};
+use http_body::Body;
+use hyper::body::Incoming;
 use moongate_batch::{BatchHost, StorageError};
-use moongate_discovery::{DiscoveryError, RankLoads, TopologyReader};
+use moongate_discovery::{DiscoveryError, RankLoads};
 use moongate_master_client::admin::{AdminClient, AdminClientOptions as AdminOptions, AdminError};
+use moongate_runtime::listener::BoxError;
 use moongate_runtime::{
-    BindError, ClientTls, ConnectionRejection, DescriptorShares, FileChangeWatcher, ListenerHandle,
-    ListenerSocket, Supervisor, TlsConfigError, open_file_limit,
+    BindError, ClientTls, ConnectionRejection, DescriptorShares, FileChangeWatcher, ListenerSocket,
+    Supervisor, TlsConfigError, open_file_limit,
 };
 use moongate_scheduler::Scheduler;
 use moongate_store_shards::InvalidShardCount;
@@ -35,6 +39,7 @@ use crate::listener_security::{ListenerSecurity, ListenerSecurityError};
 use crate::lora_adapters::{LoraAdapterFile, LoraAdapterFileError};
 use crate::memory::MemoryBudget;
 use crate::model_aliases::{ModelAliasFileError, ModelAliases};
+use crate::picker::EndpointPicker;
 use crate::predict::{
     CacheHitPredictor, EngineTokenizer, FeedStarter, HashedPrefixes, MediaQueryRunner, MediaTokenCache,
     ModelTokenizers, PromptResources, PromptThreads, SeenTexts, StoreAdmins, StoreView, run_feeds,
@@ -42,8 +47,7 @@ use crate::predict::{
 use crate::sessions::SessionRoutes;
 use crate::stored_responses::{ResponseOwners, ResponseStore};
 
-/// Time to flush final error events before connections are closed.
-const CONNECTION_SHUTDOWN_GRACE: Duration = Duration::from_millis(500);
+pub use running::RunningGateway;
 
 /// Why the gateway did not start.
 #[derive(Debug, thiserror::Error)]
@@ -112,25 +116,6 @@ impl GatewayStartError {
     }
 }
 
-/// A running gateway, with its listeners and tasks.
-#[derive(Debug)]
-pub struct RunningGateway {
-    /// Address of the public listener.
-    pub address: SocketAddr,
-    /// Address of the admin listener.
-    pub admin_address: SocketAddr,
-    /// The discovered engines, read by status commands.
-    pub topology: TopologyReader,
-    state: Arc<GatewayContext>,
-    public: ListenerHandle,
-    admin: ListenerHandle,
-    supervisor: Supervisor,
-    public_drain: CancellationToken,
-    admin_drain: CancellationToken,
-    drain_delay: Duration,
-    drain_deadline: Duration,
-}
-
 /// Starts a gateway whose tasks run under `supervisor`.
 ///
 /// # Errors
@@ -141,6 +126,48 @@ pub async fn start(
     traces: Tracer,
     supervisor: &Supervisor,
 ) -> Result<RunningGateway, GatewayStartError> {
+    start_serving(options, traces, supervisor, ("gateway", public_router)).await
+}
+
+/// Starts a gateway without its own connections to clients: `service` is at the public listener, and has the gateway pick the engine of
+/// each request. Whatever it serves is drained as the gateway's own responses are.
+///
+/// # Errors
+///
+/// As [`start`].
+pub async fn start_picker<S, B>(
+    options: &GatewayOptions,
+    traces: Tracer,
+    supervisor: &Supervisor,
+    service: impl FnOnce(EndpointPicker) -> S,
+) -> Result<RunningGateway, GatewayStartError>
+where
+    S: tower::Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError>,
+    B: Body + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<BoxError>,
+{
+    let service = |gateway| service(EndpointPicker::new(gateway));
+    start_serving(options, traces, supervisor, ("endpoint picker", service)).await
+}
+
+/// Starts what a gateway consists of, with `service` at its public listener in place of the gateway's own. `name` is for logs.
+async fn start_serving<S, B>(
+    options: &GatewayOptions,
+    traces: Tracer,
+    supervisor: &Supervisor,
+    (name, service): (&'static str, impl FnOnce(Arc<GatewayContext>) -> S),
+) -> Result<RunningGateway, GatewayStartError>
+where
+    S: tower::Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError>,
+    B: Body + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<BoxError>,
+{
     let security = ListenerSecurity::load(options)?;
     check_model_folders(options)?;
     let alias_changes = FileChangeWatcher::new(options.model_aliases.files());
@@ -340,13 +367,16 @@ pub async fn start(
     run_batches(&state, supervisor);
     let (public_drain, admin_drain) = (CancellationToken::new(), CancellationToken::new());
     let rejection = ConnectionRejection { response: connection_rejection(), rejected: rejected_connections };
-    let serve = |listener, tls, router, connections, drain: &CancellationToken| {
-        let limits = options.listeners.limits(connections, rejection.clone());
-        moongate_runtime::serve(ListenerSocket { listener, tls }, router, limits, drain.clone(), supervisor)
-    };
-    let public = serve(listener, tls, public_router(state.clone()), shares.clients, &public_drain);
-    let admin = serve(admin_listener, admin_tls, admin_router(state.clone()), shares.admin, &admin_drain);
-    tracing::info!(%address, admin = %admin_address, policy = %options.policy, "gateway listening");
+    let limits = |connections| options.listeners.limits(connections, rejection.clone());
+    let (socket, admin_socket) =
+        (ListenerSocket { listener, tls }, ListenerSocket { listener: admin_listener, tls: admin_tls });
+    let public = service(state.clone());
+    let public =
+        moongate_runtime::serve(socket, public, limits(shares.clients), public_drain.clone(), supervisor);
+    let admin = admin_router(state.clone());
+    let admin =
+        moongate_runtime::serve(admin_socket, admin, limits(shares.admin), admin_drain.clone(), supervisor);
+    tracing::info!(%address, admin = %admin_address, policy = %options.policy, "{name} listening");
     Ok(RunningGateway {
         address,
         admin_address,
@@ -362,13 +392,13 @@ pub async fn start(
     })
 }
 
-/// Starts the task that reloads the file of model aliases.
 /// Half of the processor's cores: the others relay streams.
 fn default_prompt_threads() -> usize {
     const MOST: usize = 8;
     std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).clamp(1, MOST))
 }
 
+/// Starts the task that reloads the file of model aliases.
 fn watch_model_aliases(
     aliases: &Arc<ModelAliases>,
     metrics: &GatewayMetrics,
@@ -503,65 +533,4 @@ fn connection_rejection() -> Arc<[u8]> {
         body.len()
     );
     (head + &body).into_bytes().into()
-}
-
-impl RunningGateway {
-    /// Whether the fleet can serve requests now.
-    #[must_use]
-    pub fn is_ready(&self) -> bool {
-        self.state.dispatcher.fleet.current().can_serve()
-    }
-
-    #[must_use]
-    pub fn connections(&self) -> usize {
-        self.public.connections()
-    }
-
-    /// Open connections to engines, and how many of them are idle.
-    #[must_use]
-    pub fn engine_connections(&self) -> (usize, usize) {
-        let fleet = self.state.dispatcher.fleet.current();
-        let pools = fleet.engines().map(|member| &member.endpoint.pool);
-        pools.fold((0, 0), |(open, idle), pool| (open + pool.open(), idle + pool.idle()))
-    }
-
-    /// Requests in flight to engines.
-    #[must_use]
-    pub fn in_flight(&self) -> u32 {
-        let fleet = self.state.dispatcher.fleet.current();
-        fleet.engines().map(|member| member.endpoint.in_flight.count()).sum()
-    }
-
-    /// Drains the gateway: `/ready` fails at once; after the delay no connection is accepted; open requests may end until the
-    /// deadline; then streams get an error event and connections are closed. Returns the number of connections closed by the
-    /// deadline.
-    pub async fn drain(&self) -> usize {
-        self.state.draining.cancel();
-        tracing::info!(delay = ?self.drain_delay, deadline = ?self.drain_deadline, "draining");
-        tokio::time::sleep(self.drain_delay).await;
-        self.public_drain.cancel();
-        let mut closed = 0;
-        if !self.public.wait_idle(self.drain_deadline).await {
-            tracing::warn!(
-                connections = self.public.connections(),
-                "drain deadline exceeded; ending open streams"
-            );
-            self.state.force_close.cancel();
-            closed = self.public.drain_then_close(CONNECTION_SHUTDOWN_GRACE).await;
-        }
-        self.admin_drain.cancel();
-        self.admin.drain_then_close(CONNECTION_SHUTDOWN_GRACE).await;
-        closed
-    }
-
-    /// Drains, then stops all tasks of the supervisor.
-    pub async fn stop(self) {
-        let closed = self.drain().await;
-        if closed > 0 {
-            tracing::warn!(connections = closed, "connections closed by the drain deadline");
-        }
-        if let Err(unfinished) = self.supervisor.shutdown(CONNECTION_SHUTDOWN_GRACE * 4).await {
-            tracing::warn!(tasks = %unfinished, "tasks did not end in time");
-        }
-    }
 }

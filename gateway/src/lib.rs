@@ -5,7 +5,10 @@
 //! has chosen a route, `connector` sends the route's engines their requests over `upstream` connections, `legs` turn their responses
 //! into one, `relay` returns it to the client, `feedback` records metrics and traces. `fleet` is the current set of engines.
 //!
-//! A module refers only to modules after it: `app`, `config`, `ingress`, `relay`, `dispatch`, `connector`, `legs`, `decide`,
+//! With [`start_picker`], another proxy sends the requests and relays the responses: `picker` passes the client's request through `ingress`,
+//! `predict` and `decide`, and observes the response for `feedback`.
+//!
+//! A module refers only to modules after it: `app`, `config`, `picker`, `ingress`, `relay`, `dispatch`, `connector`, `legs`, `decide`,
 //! `routed_request`, `model_aliases`, `predict`, `feedback`, `sessions`, `fleet`, `upstream`, and then `access`, `kv_index` (which blocks
 //! are where), `lora_adapters` (which engines can load), `stored_responses`, `response` and `request_body` (formats), `reloadable_file`, `memory`, `error`.
 
@@ -25,6 +28,7 @@ mod listener_security;
 mod lora_adapters;
 mod memory;
 mod model_aliases;
+mod picker;
 mod predict;
 mod relay;
 mod reloadable_file;
@@ -40,7 +44,7 @@ mod upstream;
 pub use access::{AccessConfigError, AccessFileError, AccessOptions, ApiKeyError, JwksError, QuotaError};
 #[doc(hidden)]
 pub use access::{tenant_of_token, tenants_of_keys};
-pub use app::{GatewayStartError, RunningGateway, start};
+pub use app::{GatewayStartError, RunningGateway, start, start_picker};
 pub use config::{
     BatchApiOptions, DiscoverySource, EngineOptions, GatewayOptions, ListenerOptions, MemoryOptions,
     ModelFolderError, SharedQueueError, SharedQueueOptions, UpstreamOptions, check_model_folders,
@@ -58,6 +62,7 @@ pub use kv_index::SpinRwLock;
 pub use listener_security::{ListenerSecurityError, exposures};
 pub use lora_adapters::{AdapterError, AdapterFileError, LoraAdapterFileError, LoraAdapterOptions};
 pub use model_aliases::{AliasError, AliasFileError, ModelAliasFileError, ModelAliasOptions};
+pub use picker::{EndpointPicker, HeaderChanges, ObservedResponse, PickOutcome, PickedRequest};
 #[doc(hidden)]
 pub use predict::{PredictionGap, prediction_gaps};
 pub use reloadable_file::BoundedReadError;

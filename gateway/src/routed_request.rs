@@ -9,7 +9,7 @@ use moongate_scheduler::RequestProfile;
 
 use crate::error::ApiError;
 use crate::feedback::{PromptHint, RequestDescription};
-use crate::fleet::FleetMember;
+use crate::fleet::{FleetMember, UpstreamEndpoint};
 use crate::model_aliases::AliasedModel;
 use crate::predict::PromptPrediction;
 use crate::request_body::{InferenceApi, RoutingFields, SplicedBody};
@@ -45,6 +45,31 @@ pub(crate) struct RoutedRequest {
     pub(crate) model: Option<Arc<str>>,
     /// The alias by which the client named the model.
     pub(crate) alias: Option<Box<AliasedModel>>,
+    /// Set if another proxy sends the request to the engine.
+    pub(crate) pick_scope: Option<PickScope>,
+}
+
+/// The engines among which another proxy lets a route be picked. It sends the request and gets the response, so that neither can be
+/// translated.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct PickScope {
+    /// Their `host:port`; `None`: all engines.
+    endpoints: Option<Arc<[String]>>,
+}
+
+impl PickScope {
+    pub(crate) fn new(endpoints: Option<Vec<String>>) -> Self {
+        Self { endpoints: endpoints.map(Into::into) }
+    }
+
+    pub(crate) fn is_restricted(&self) -> bool {
+        self.endpoints.is_some()
+    }
+
+    pub(crate) fn contains(&self, endpoint: &UpstreamEndpoint) -> bool {
+        let is_it = |listed: &String| listed == endpoint.pool.authority();
+        self.endpoints.as_ref().is_none_or(|endpoints| endpoints.iter().any(is_it))
+    }
 }
 
 /// How a request refers to stored responses.
@@ -120,6 +145,7 @@ impl RoutedRequest {
             prompt_prediction: None,
             model: None,
             alias: None,
+            pick_scope: None,
         }
     }
 }

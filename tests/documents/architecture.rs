@@ -34,6 +34,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
         ],
     ),
     ("gateway/batch", "moongate-batch", &["moongate-backoff", "moongate-testkit"]),
+    ("gateway/epp", "moongate-epp", &["moongate-gateway", "moongate-runtime", "moongate-telemetry"]),
     ("gateway/tokenize", "moongate-tokenize", &[]),
     ("gateway/translate", "moongate-translate", &[]),
     ("scheduler", "moongate-scheduler", &[]),

@@ -58,18 +58,31 @@ impl MoongateProcess {
         Self::gateway_with_environment(flags, &[]).await
     }
 
-    /// The same with these environment variables, and no others.
+    /// Starts `moongate epp` on free ports, and waits until it listens.
+    pub(crate) async fn picker(flags: &[String]) -> (Self, GatewayAddresses) {
+        Self::listening(("epp", "endpoint picker listening"), flags, &[]).await
+    }
+
+    /// The same as [`MoongateProcess::gateway`] with these environment variables, and no others.
     pub(crate) async fn gateway_with_environment(
         flags: &[String],
         environment: &[(&str, String)],
     ) -> (Self, GatewayAddresses) {
-        let mut args = vec!["gateway", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"];
+        Self::listening(("gateway", "gateway listening"), flags, environment).await
+    }
+
+    async fn listening(
+        (command, line): (&str, &str),
+        flags: &[String],
+        environment: &[(&str, String)],
+    ) -> (Self, GatewayAddresses) {
+        let mut args = vec![command, "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"];
         args.extend(flags.iter().map(String::as_str));
         let mut command = Command::new(env!("CARGO_BIN_EXE_moongate"));
         let environment = environment.iter().map(|(name, value)| (name, value));
         let mut binary =
             Self::spawn(command.args(args).env_clear().env(PATIENCE.0, PATIENCE.1).envs(environment));
-        let line = binary.wait_for_line("gateway listening").await;
+        let line = binary.wait_for_line(line).await;
         let field = |name: &str| {
             let value = line.split_whitespace().find_map(|word| word.strip_prefix(name));
             value.unwrap_or_else(|| panic!("no {name} in {line:?}")).to_owned()

@@ -12,7 +12,7 @@ use super::in_flight::InFlightGuard;
 use crate::feedback::DecidedRoute;
 use crate::fleet::{FleetDecision, FleetMember, FleetSnapshot, UpstreamEndpoint, VersionRule};
 use crate::request_body::InferenceApi;
-use crate::routed_request::{RoutedRequest, needs_translation};
+use crate::routed_request::{PickScope, RoutedRequest, needs_translation};
 
 /// A route with its fleet members, counted as in flight.
 #[derive(Debug)]
@@ -74,6 +74,8 @@ pub(super) struct RouteConstraints {
     /// That engine, if it is known.
     response_engine: Option<InstanceId>,
     tried: Vec<Arc<UpstreamEndpoint>>,
+    /// The only engines that the proxy which sends the request lets it use.
+    scope: Option<PickScope>,
     /// Name of the model, if it is a LoRA adapter that engines can load.
     adapter: Option<Arc<str>>,
     tier: EligibilityTier,
@@ -95,6 +97,7 @@ impl RouteConstraints {
             continues_response,
             response_engine: routed.stored.engine.clone().filter(|_| continues_response),
             tried: tried.to_vec(),
+            scope: routed.pick_scope.clone().filter(PickScope::is_restricted),
             adapter: routed.model.clone().filter(|_| routed.request.as_ref().is_some_and(is_adapter)),
             tier,
         }
@@ -125,6 +128,7 @@ impl RouteConstraints {
             && !self.continues_response
             && self.adapter.is_none()
             && self.tried.is_empty()
+            && self.scope.is_none()
     }
 
     /// The engine that has the response to be continued, if it is in the fleet and has not failed this request. Others answer that they do
@@ -202,7 +206,7 @@ impl RouteConstraints {
         adapter.is_some_and(|adapter| endpoint.adapter_loads.is_avoided(adapter, Instant::now()))
     }
 
-    fn allows(&self, member: &FleetMember, is_trial: bool) -> bool {
+    pub(super) fn allows(&self, member: &FleetMember, is_trial: bool) -> bool {
         let endpoint = &member.endpoint;
         // An SGLang pair cannot run several samples of one prompt.
         self.has_api(member)
@@ -213,6 +217,7 @@ impl RouteConstraints {
             && (!matches!(self.tier, EligibilityTier::Trial | EligibilityTier::Available)
                 || (!endpoint.breaker.is_open() && (is_trial || !endpoint.silence.is_suspect())))
             && !self.tried.iter().any(|tried| Arc::ptr_eq(tried, endpoint))
+            && self.scope.as_ref().is_none_or(|scope| scope.contains(endpoint))
     }
 }
 
@@ -284,6 +289,7 @@ pub(super) fn choose_passthrough(
         .enumerate()
         .filter(|(ix, _)| serves(*ix))
         .filter(|(_, member)| !tried.iter().any(|tried| Arc::ptr_eq(tried, &member.endpoint)))
+        .filter(|(_, member)| routed.pick_scope.as_ref().is_none_or(|scope| scope.contains(&member.endpoint)))
         .min_by_key(|(ix, member)| {
             let endpoint = &member.endpoint;
             let order =

@@ -33,7 +33,7 @@ impl InFlightGuard {
     }
 
     /// Guard of a request that bypasses the scheduler.
-    pub(super) fn passthrough(endpoint: Arc<UpstreamEndpoint>) -> Self {
+    pub(crate) fn passthrough(endpoint: Arc<UpstreamEndpoint>) -> Self {
         Self {
             prefill: EngineInFlightGuard::new(endpoint),
             decode: None,

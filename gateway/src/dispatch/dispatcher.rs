@@ -17,13 +17,15 @@ use super::adapter_loader::AdapterLoader;
 use super::attempt::attempt;
 use crate::decide::{AdmissionQueue, ChosenRoute};
 use crate::error::{ApiError, ApiErrorCode};
-use crate::feedback::{AttemptTrace, GatewayMetrics, OverloadReason, RequestSpan, TtftPrediction};
+use crate::feedback::{
+    AttemptTrace, ExpectedHits, GatewayMetrics, OverloadReason, RequestSpan, TtftPrediction,
+};
 use crate::fleet::{FleetMember, FleetReader, UpstreamEndpoint};
 use crate::legs::{
     AbortSender, AttemptContext, AttemptFailure, AttemptLimits, RedispatchBudget, RedispatchDecider,
     ResponseStart, failure_code,
 };
-use crate::routed_request::RoutedRequest;
+use crate::routed_request::{PickScope, RoutedRequest};
 use crate::upstream::LegError;
 
 /// How long a retry waits for new facts of a prefill engine that may have restarted: a probe takes milliseconds.
@@ -52,6 +54,16 @@ pub(crate) struct RequestDispatcher {
     pub(crate) redispatch_budget: RedispatchBudget,
 }
 
+/// A chosen route, and what is predicted of it.
+#[derive(Debug)]
+pub(crate) struct RouteChoice {
+    pub(crate) chosen: ChosenRoute,
+    /// Predicted hits of the engine that computes the prompt.
+    pub(crate) expected_hits: Option<ExpectedHits>,
+    /// When the first token is predicted to arrive.
+    pub(crate) ttft_prediction: Option<TtftPrediction>,
+}
+
 /// Why there is no response to relay.
 #[derive(Debug)]
 pub(crate) enum DispatchError {
@@ -74,26 +86,12 @@ impl RequestDispatcher {
         self.redispatch_budget.deposit();
         for number in 1..=self.limits.attempts.max(1) {
             let attempt_span = AttemptTrace { span, number, failed_leg: failed_leg.take() };
-            let decision_span = attempt_span.decide();
-            let chosen = self.admission.choose(routed, &tried).await;
-            let now = Instant::now();
-            decision_span.finish(chosen.as_ref().map(ChosenRoute::decided), now);
-            let chosen = match (chosen, last.take()) {
-                (Ok(chosen), _) => chosen,
+            let choice = match (self.choose_route(routed, &tried, &attempt_span).await, last.take()) {
+                (Ok(choice), _) => choice,
                 (Err(_), Some(failure)) => return Err(into_dispatch_error(failure, number - 1)),
-                (Err(rejection), None) => {
-                    let is_outage = !self.fleet.current().unusable.is_empty();
-                    return Err(DispatchError::Error(rejection_error(&rejection, routed, is_outage)));
-                }
+                (Err(rejection), None) => return Err(self.rejected(&rejection, routed)),
             };
-            let pending_tokens =
-                chosen.decision.as_ref().map_or(0, |decision| decision.decision.pending_tokens);
-            let expected = routed
-                .prompt_prediction
-                .as_ref()
-                .and_then(|predicted| predicted.expected_hits(&chosen.prefill))
-                .map(|expected| expected.with_pending(pending_tokens));
-            let ttft_prediction = self.ttft_prediction(&chosen, now);
+            let RouteChoice { chosen, expected_hits, ttft_prediction } = choice;
             let context = AttemptContext {
                 limits: self.limits.attempt,
                 aborter: &self.aborter,
@@ -107,12 +105,9 @@ impl RequestDispatcher {
                     exhaustion_counted: AtomicBool::new(false),
                 },
             };
-            if chosen.mixes_versions(&self.fleet.current().versions) {
-                self.metrics.legs.record_mixed_versions();
-            }
             match attempt(routed, chosen, &self.adapters, &context).await {
                 Ok(mut started) => {
-                    (started.expected_hits, started.ttft_prediction) = (expected, ttft_prediction);
+                    (started.expected_hits, started.ttft_prediction) = (expected_hits, ttft_prediction);
                     return Ok(started);
                 }
                 Err(mut failure) => {
@@ -144,6 +139,37 @@ impl RequestDispatcher {
         Err(DispatchError::Error(ApiError::new(ApiErrorCode::NoEngineAvailable, "no attempt was made")))
     }
 
+    /// Waits for a route, with what is predicted of it.
+    pub(super) async fn choose_route(
+        &self,
+        routed: &RoutedRequest,
+        tried: &[Arc<UpstreamEndpoint>],
+        attempt: &AttemptTrace<'_>,
+    ) -> Result<RouteChoice, ScheduleRejection> {
+        let decision_span = attempt.decide();
+        let chosen = self.admission.choose(routed, tried).await;
+        let now = Instant::now();
+        decision_span.finish(chosen.as_ref().map(ChosenRoute::decided), now);
+        let chosen = chosen?;
+        if chosen.mixes_versions(&self.fleet.current().versions) {
+            self.metrics.legs.record_mixed_versions();
+        }
+        let pending_tokens = chosen.decision.as_ref().map_or(0, |decision| decision.decision.pending_tokens);
+        let expected_hits = routed
+            .prompt_prediction
+            .as_ref()
+            .and_then(|predicted| predicted.expected_hits(&chosen.prefill))
+            .map(|expected| expected.with_pending(pending_tokens));
+        let ttft_prediction = self.ttft_prediction(&chosen, now);
+        Ok(RouteChoice { chosen, expected_hits, ttft_prediction })
+    }
+
+    /// The error of a request for which there is no route.
+    pub(super) fn rejected(&self, rejection: &ScheduleRejection, routed: &RoutedRequest) -> DispatchError {
+        let is_outage = !self.fleet.current().unusable.is_empty();
+        DispatchError::Error(rejection_error(rejection, routed, is_outage))
+    }
+
     /// Requests a new probe of `prefill` and returns whether it brought new facts: then the same pair is worth another attempt.
     async fn refresh_facts(&self, prefill: &FleetMember) -> bool {
         let id = &prefill.endpoint.id;
@@ -167,7 +193,12 @@ impl RequestDispatcher {
         Some(TtftPrediction { predicted_at, ttft: self.admission.to_wall_time(ttft) })
     }
 
-    fn record_failure(&self, failure: &AttemptFailure, routed: &RoutedRequest, span: &RequestSpan) {
+    pub(super) fn record_failure(
+        &self,
+        failure: &AttemptFailure,
+        routed: &RoutedRequest,
+        span: &RequestSpan,
+    ) {
         let AttemptFailure { side, endpoint, error, .. } = failure;
         endpoint.record_failure(error);
         self.metrics.legs.record_failure(*side, error);
@@ -239,6 +270,11 @@ fn rejection_error(rejection: &ScheduleRejection, routed: &RoutedRequest, is_out
     if let (ScheduleRejection::NoneAvailable { .. }, Some(Err(error))) = (rejection, &routed.translated) {
         return error.clone();
     }
+    if routed.pick_scope.as_ref().is_some_and(PickScope::is_restricted)
+        && !matches!(rejection, ScheduleRejection::Overloaded { .. })
+    {
+        return unavailable(format!("{model}: none of the engines that the proxy allows is available now"));
+    }
     match rejection {
         // The model was served when the request was read.
         ScheduleRejection::UnknownModel => {
@@ -263,7 +299,7 @@ fn rejection_error(rejection: &ScheduleRejection, routed: &RoutedRequest, is_out
     }
 }
 
-fn into_dispatch_error(failure: AttemptFailure, attempts: u32) -> DispatchError {
+pub(super) fn into_dispatch_error(failure: AttemptFailure, attempts: u32) -> DispatchError {
     let AttemptFailure { side, endpoint, error, retry_after, .. } = failure;
     match &error {
         LegError::Status(status, body) if status.is_client_error() => {

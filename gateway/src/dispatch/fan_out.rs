@@ -89,6 +89,7 @@ fn single_sample_request(
         prompt_prediction: routed.prompt_prediction.clone(),
         model: routed.model.clone(),
         alias: routed.alias.clone(),
+        pick_scope: None,
     })
 }
 

@@ -4,6 +4,8 @@ mod adapter_loader;
 mod attempt;
 mod dispatcher;
 pub(crate) mod fan_out;
+mod pick;
 
 pub(crate) use adapter_loader::AdapterLoader;
-pub(crate) use dispatcher::{DispatchError, RequestDispatcher, RetryLimits};
+pub(crate) use dispatcher::{DispatchError, RequestDispatcher, RetryLimits, RouteChoice};
+pub(crate) use pick::{PickSlot, PickedRoute};

@@ -30,7 +30,7 @@ use super::tenant_priority::TenantPriorityHeaders;
 use super::translated::translation;
 use crate::access::{API_KEY, AccessControl, AuthenticatedCaller, QuotaPermit};
 use crate::decide::QueueServer;
-use crate::dispatch::{DispatchError, RequestDispatcher, fan_out};
+use crate::dispatch::{DispatchError, PickSlot, PickedRoute, RequestDispatcher, RouteChoice, fan_out};
 use crate::error::{ApiError, ApiErrorCode, ErrorFormat};
 use crate::feedback::{
     DecisionHistory, GatewayMetrics, HintSource, PromptHint, PromptReportQueue, RequestRecorder, RequestSpan,
@@ -38,7 +38,7 @@ use crate::feedback::{
 };
 use crate::fleet::UpstreamEndpoint;
 use crate::kv_index::KvIndex;
-use crate::legs::{ResponsePayload, ResponseStart};
+use crate::legs::ResponsePayload;
 use crate::memory::MemoryBudget;
 use crate::model_aliases::ModelAliases;
 use crate::predict::{CacheHitPredictor, PredictionError, PromptLength, PromptPrediction, RequestPrompt};
@@ -104,16 +104,21 @@ pub(crate) async fn handle(
     let error_format = ErrorFormat::of_path(request.uri().path());
     let span = RequestSpan::start(&gateway.traces, api, &id, (&request, start));
     let mut recorder = RequestRecorder::new(gateway.metrics.clone(), span, api, start);
+    let slot = request.extensions().get::<PickSlot>().cloned();
     let served = tokio::select! {
         biased;
-        served = serve(gateway, api, id.clone(), request, &mut recorder) => served,
+        served = serve(gateway, api, (id.clone(), slot.as_ref()), request, &mut recorder) => served,
         () = gateway.force_close.cancelled() => {
             let text = "the gateway is shutting down and its drain deadline has passed; retry on another gateway";
             Err(DispatchError::Error(ApiError::new(ApiErrorCode::ShuttingDown, text)))
         }
     };
     let mut response = match served {
-        Ok((routed, response)) => response.respond(relayed(gateway, &routed), recorder),
+        Ok((routed, Dispatched::Response(response))) => response.respond(relayed(gateway, &routed), recorder),
+        Ok((routed, Dispatched::Picked(slot, choice))) => {
+            slot.put(PickedRoute { routed, choice: *choice, recorder });
+            Response::default()
+        }
         Err(DispatchError::Error(error)) => {
             recorder.failed(&error);
             error.response(error_format)
@@ -127,13 +132,20 @@ pub(crate) async fn handle(
     response
 }
 
-async fn serve(
+/// What a request has led to.
+enum Dispatched<'a> {
+    Response(DispatchedResponse),
+    /// The route on which another proxy sends the request.
+    Picked(&'a PickSlot, Box<RouteChoice>),
+}
+
+async fn serve<'a>(
     gateway: &GatewayContext,
     api: InferenceApi,
-    id: HeaderValue,
+    (id, slot): (HeaderValue, Option<&'a PickSlot>),
     request: Request<Body>,
     recorder: &mut RequestRecorder,
-) -> Result<(Box<RoutedRequest>, DispatchedResponse), DispatchError> {
+) -> Result<(Box<RoutedRequest>, Dispatched<'a>), DispatchError> {
     let permit =
         match request.extensions().get::<AuthenticatedCaller>().map(|caller| gateway.access.admit(caller)) {
             None => None,
@@ -148,16 +160,16 @@ async fn serve(
     recorder.span().start_body_read();
     let routed = read(gateway, api, id, request).await.map_err(DispatchError::Error)?;
     // Boxed, so that the future that waits for a body is small: many may wait at once, and for long.
-    Box::pin(dispatch(gateway, routed, permit, recorder)).await
+    Box::pin(dispatch(gateway, routed, permit, (recorder, slot))).await
 }
 
-/// Sends the request to engines until a response has started; if its model fails, to the fallbacks of its alias.
-async fn dispatch(
+/// Sends the request to engines until a response has started, or picks its route; if its model fails, with the fallbacks of its alias.
+async fn dispatch<'a>(
     gateway: &GatewayContext,
     mut routed: Box<RoutedRequest>,
     mut permit: Option<QuotaPermit>,
-    recorder: &mut RequestRecorder,
-) -> Result<(Box<RoutedRequest>, DispatchedResponse), DispatchError> {
+    (recorder, slot): (&mut RequestRecorder, Option<&'a PickSlot>),
+) -> Result<(Box<RoutedRequest>, Dispatched<'a>), DispatchError> {
     let read = Instant::now();
     recorder.span().inject(&mut routed.headers);
     loop {
@@ -169,10 +181,17 @@ async fn dispatch(
             permit.spend(routed.request.as_ref().map_or(0, |request| request.input_tokens));
             recorder.set_quota_permit(permit);
         }
-        match send(gateway, &routed, recorder).await {
-            Ok(response) => {
+        let dispatched = match slot {
+            None => send(gateway, &routed, recorder).await.map(Dispatched::Response),
+            Some(slot) => {
+                let choice = pick(gateway, &routed, recorder).await;
+                choice.map(|choice| Dispatched::Picked(slot, Box::new(choice)))
+            }
+        };
+        match dispatched {
+            Ok(dispatched) => {
                 record_started(gateway, &routed);
-                return Ok((routed, response));
+                return Ok((routed, dispatched));
             }
             Err(error) if !fall_back(gateway, &mut routed, &error) => return Err(error),
             Err(_) => {}
@@ -189,29 +208,48 @@ async fn send(
     let (dispatcher, span) = (&gateway.dispatcher, &*recorder.span());
     if !fan_out::is_needed(&dispatcher.fleet.current(), routed) {
         let started = dispatcher.dispatch(routed, span).await?;
-        let prefill = started.in_flight.prefill_endpoint();
-        record_session(gateway, routed, prefill);
-        record_stored_response(gateway, routed, &started, recorder);
-        if let Some(reports) = &gateway.prompt_reports {
-            let prediction = routed.prompt_prediction.as_ref();
-            let tenant = routed.request.as_ref().and_then(|request| request.tenant);
-            match prediction
-                .zip(prefill.index_slots.first())
-                .and_then(|(prediction, slot)| prediction.stored_prompt(slot))
-            {
-                Some(prompt) => {
-                    recorder.set_prompt_report(reports.report(prompt, expected_return(routed), tenant));
-                }
-                None if expected_return(routed).is_some() => reports.record_without_blocks(),
-                None => {}
-            }
-        }
+        record_route(gateway, routed, started.in_flight.prefill_endpoint(), recorder);
+        let start = match &started.payload {
+            ResponsePayload::Complete(body, _) => body,
+            ResponsePayload::Streaming { first, .. } => first,
+        };
+        record_stored_response(gateway, routed, (start, started.in_flight.main_endpoint()), recorder);
         return Ok(DispatchedResponse::Single(started));
     }
     let samples = fan_out::split(routed, &gateway.bodies.memory).map_err(DispatchError::Error)?;
     let started = try_join_all(samples.iter().map(|sample| dispatcher.dispatch(sample, span))).await?;
     let response = DispatchedResponse::of_samples(relayed(gateway, routed), started).await;
     response.map_err(DispatchError::Error)
+}
+
+/// Picks the route on which another proxy sends the request.
+async fn pick(
+    gateway: &GatewayContext,
+    routed: &RoutedRequest,
+    recorder: &mut RequestRecorder,
+) -> Result<RouteChoice, DispatchError> {
+    let choice = gateway.dispatcher.pick(routed, &*recorder.span()).await?;
+    record_route(gateway, routed, &choice.chosen.prefill.endpoint, recorder);
+    Ok(choice)
+}
+
+/// Records where a request goes, for the next one of its session, and what to report to the store when it is complete.
+fn record_route(
+    gateway: &GatewayContext,
+    routed: &RoutedRequest,
+    prefill: &UpstreamEndpoint,
+    recorder: &mut RequestRecorder,
+) {
+    record_session(gateway, routed, prefill);
+    let Some(reports) = &gateway.prompt_reports else { return };
+    let prediction = routed.prompt_prediction.as_ref();
+    let tenant = routed.request.as_ref().and_then(|request| request.tenant);
+    let stored = prediction.zip(prefill.index_slots.first());
+    match stored.and_then(|(prediction, slot)| prediction.stored_prompt(slot)) {
+        Some(prompt) => recorder.set_prompt_report(reports.report(prompt, expected_return(routed), tenant)),
+        None if expected_return(routed).is_some() => reports.record_without_blocks(),
+        None => {}
+    }
 }
 
 /// The client's hint, or that of a session that has returned before: it will return again.
@@ -229,22 +267,18 @@ fn record_session(gateway: &GatewayContext, routed: &RoutedRequest, prefill: &Up
     gateway.sessions.record(session, route);
 }
 
-/// Records which engine makes a response of OpenAI's Responses API, and where the gateway is to store it.
-fn record_stored_response(
+/// Records which engine makes a response of OpenAI's Responses API, given its start, and where the gateway is to store it.
+pub(crate) fn record_stored_response(
     gateway: &GatewayContext,
     routed: &RoutedRequest,
-    started: &ResponseStart,
+    (start, engine): (&[u8], &UpstreamEndpoint),
     recorder: &mut RequestRecorder,
 ) {
     if routed.api != InferenceApi::Responses {
         return;
     }
-    let start = match &started.payload {
-        ResponsePayload::Complete(body, _) => body,
-        ResponsePayload::Streaming { first, .. } => first,
-    };
     if let Some(id) = response_id(start) {
-        gateway.response_owners.record(id, started.in_flight.main_endpoint().id.clone());
+        gateway.response_owners.record(id, engine.id.clone());
     }
     if let (Some(store), Some(input_items)) = (&gateway.response_store, &routed.stored.input_items) {
         recorder.set_response_capture(ResponseCapture {
@@ -328,6 +362,7 @@ pub(super) async fn read(
         prompt_prediction: None,
         model,
         alias,
+        pick_scope: parts.extensions.get::<PickSlot>().map(|slot| slot.scope.clone()),
     });
     routed.translated = translation(gateway, &routed);
     Ok(routed)

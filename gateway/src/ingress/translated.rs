@@ -17,6 +17,9 @@ pub(super) fn translation(
     gateway: &GatewayContext,
     routed: &RoutedRequest,
 ) -> Option<Result<Arc<RoutedRequest>, ApiError>> {
+    if routed.pick_scope.is_some() {
+        return None;
+    }
     let model = routed.request.as_ref()?.model;
     let fleet = gateway.dispatcher.fleet.current();
     let is_needed = fleet.members_eligible(model).any(|member| needs_translation(routed.api, member));
@@ -44,6 +47,7 @@ fn as_chat(gateway: &GatewayContext, routed: &RoutedRequest) -> Result<RoutedReq
         prompt_prediction: None,
         model: routed.model.clone(),
         alias: None,
+        pick_scope: None,
     })
 }
 

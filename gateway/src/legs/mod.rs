@@ -15,6 +15,8 @@ pub(crate) use attempt::{AttemptContext, AttemptLimits};
 pub(crate) use failure::{AttemptFailure, failure_code};
 pub(crate) use pair::{LegPair, PairEvent};
 pub(crate) use redispatch_budget::RedispatchBudget;
-pub(crate) use response_start::{ResponsePayload, ResponseStart, first_bytes, prefill_response};
-pub(crate) use running_leg::RunningLeg;
+pub(crate) use response_start::{
+    ResponsePayload, ResponseStart, check_response, first_bytes, prefill_response,
+};
+pub(crate) use running_leg::{RunningLeg, is_event_stream};
 pub(crate) use silence::{AttemptSilenceLimits, RedispatchDecider};

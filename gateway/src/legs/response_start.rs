@@ -101,7 +101,8 @@ pub(crate) async fn first_bytes(
                 }
             }
             PairEvent::Data(data) => {
-                if events.is_none() && buffered.is_empty() && pair.head().is_some_and(is_event_stream) {
+                let is_stream = |head: &Response<()>| is_event_stream(head.headers());
+                if events.is_none() && buffered.is_empty() && pair.head().is_some_and(is_stream) {
                     events = Some(if pair.is_translated() {
                         ResponseEvents::of_translated_chat()
                     } else {
@@ -202,7 +203,7 @@ fn received(pair: &LegPair) -> (Response<()>, Option<TokenUsage>) {
 }
 
 /// The response to a generation request must be JSON: an object, or an array for SGLang's batches. Returns its token counts.
-fn check_response(body: &[u8]) -> Result<Option<TokenUsage>, &'static str> {
+pub(crate) fn check_response(body: &[u8]) -> Result<Option<TokenUsage>, &'static str> {
     let summary = match body.trim_ascii_start().first() {
         None => return Err("returned an empty body"),
         Some(b'{' | b'[') => ResponseSummary::of(body).ok(),

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
-use http::Response;
 use http::header::CONTENT_TYPE;
+use http::{HeaderMap, Response};
 
 use super::abort::EngineRequestId;
 use crate::feedback::LegSpan;
@@ -124,7 +124,7 @@ fn check_prefill_response(head: Option<&Response<()>>, body: Bytes) -> Result<Op
         // Only the start was buffered; a response of this size shows that the prefill has run.
         return Ok(None);
     }
-    if head.is_some_and(is_event_stream) {
+    if head.is_some_and(|head| is_event_stream(head.headers())) {
         let mut framer = SseFramer::new(StreamEnd::Body);
         let checked = framer.push(body).and_then(|_| framer.finish());
         return checked.map(|_| TokenUsage::read(framer.last_payload())).map_err(LegError::from);
@@ -135,7 +135,7 @@ fn check_prefill_response(head: Option<&Response<()>>, body: Bytes) -> Result<Op
 }
 
 /// Whether the response is a stream of server-sent events.
-pub(super) fn is_event_stream(head: &Response<()>) -> bool {
-    let content_type = head.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+pub(crate) fn is_event_stream(headers: &HeaderMap) -> bool {
+    let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
     content_type.is_some_and(|text| text.starts_with("text/event-stream"))
 }

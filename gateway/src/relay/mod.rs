@@ -3,6 +3,8 @@
 
 mod merge;
 mod respond;
+mod response_feedback;
 mod stream;
 
 pub(crate) use respond::{DispatchedResponse, RelayedRequest, to_client};
+pub(crate) use response_feedback::ResponseFeedback;

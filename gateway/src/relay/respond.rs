@@ -13,6 +13,7 @@ use moongate_runtime::listener::RequestRead;
 use tokio_util::sync::CancellationToken;
 
 use super::merge::{SampleResponse, merge_complete, merge_stream};
+use super::response_feedback::ResponseFeedback;
 use super::stream::{RelayContext, ResponseRelay};
 use crate::decide::InFlightGuard;
 use crate::error::ApiError;
@@ -95,7 +96,7 @@ fn respond_single(
     started: Box<ResponseStart>,
     mut recorder: RequestRecorder,
 ) -> Response<Body> {
-    let ResponseStart { mut head, payload, mut in_flight, expected_hits, ttft_prediction, prefill_usage } =
+    let ResponseStart { mut head, payload, in_flight, expected_hits, ttft_prediction, prefill_usage } =
         *started;
     recorder.set_prefill(in_flight.prefill_endpoint().clone());
     if let (Some(expected), Some(model)) = (expected_hits, request.model) {
@@ -105,11 +106,8 @@ fn respond_single(
     to_client(head.headers_mut());
     match payload {
         ResponsePayload::Complete(body, usage) => {
-            recorder.set_sample_of_batch();
-            in_flight.record_response_complete(usage.map_or(0, |usage| usage.completion_tokens));
-            recorder.completed(usage, prefill_usage, &body, |finish| {
-                finish.add(&ResponseSummary::read(&body));
-            });
+            let mut feedback = ResponseFeedback { events: None, in_flight, recorder: Some(recorder) };
+            feedback.record_body_complete(&body, usage, prefill_usage);
             head.map(|()| Body::from(body))
         }
         ResponsePayload::Streaming { pair, first, events } => {
@@ -132,10 +130,8 @@ fn relay(
     recorder: Option<RequestRecorder>,
 ) -> ResponseRelay {
     let context = RelayContext {
-        events,
+        feedback: ResponseFeedback { events, in_flight, recorder },
         error_format: request.api.error_format(),
-        in_flight,
-        recorder,
         force_close: Box::pin(request.force_close.clone().cancelled_owned()),
     };
     ResponseRelay::new(pair, first, context)

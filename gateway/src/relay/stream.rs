@@ -11,11 +11,9 @@ use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use crate::decide::InFlightGuard;
+use super::response_feedback::ResponseFeedback;
 use crate::error::{ApiError, ApiErrorCode, ErrorFormat};
-use crate::feedback::RequestRecorder;
 use crate::legs::{LegPair, PairEvent, failure_code};
-use crate::response::{ResponseEvents, ResponseSummary};
 use crate::upstream::LegError;
 
 /// Received events are coalesced into writes of about this many bytes: a system call costs more than copying them.
@@ -23,12 +21,9 @@ const MAX_COALESCED_BYTES: usize = 16 << 10;
 
 /// Context of one relayed response.
 pub(crate) struct RelayContext {
-    pub(crate) events: Option<ResponseEvents>,
-    pub(crate) error_format: ErrorFormat,
     /// Held until the stream is dropped.
-    pub(crate) in_flight: InFlightGuard,
-    /// `None` for one sample of a merged response.
-    pub(crate) recorder: Option<RequestRecorder>,
+    pub(crate) feedback: ResponseFeedback,
+    pub(crate) error_format: ErrorFormat,
     /// Resolves when the drain's deadline has passed.
     pub(crate) force_close: Pin<Box<WaitForCancellationFutureOwned>>,
 }
@@ -60,16 +55,8 @@ impl ResponseRelay {
         Self { context, pair: Some(pair), state: RelayState::FirstChunk(first) }
     }
 
-    fn count_chunk(&mut self) {
-        match (&mut self.context.recorder, &self.context.events) {
-            (Some(recorder), Some(_)) => recorder.record_chunk(),
-            (Some(recorder), None) => recorder.set_sample_of_batch(),
-            (None, _) => {}
-        }
-    }
-
     fn frame(&mut self, chunk: Bytes) -> Result<Bytes, ApiError> {
-        match &mut self.context.events {
+        match &mut self.context.feedback.events {
             None => Ok(chunk),
             Some(events) => events.push(chunk).map_err(|error| self.leg_error(&LegError::from(error))),
         }
@@ -77,7 +64,7 @@ impl ResponseRelay {
 
     /// The engine's response has ended: checks that it is complete, and records it.
     fn end(&mut self) -> Result<Bytes, ApiError> {
-        let rest = match &mut self.context.events {
+        let rest = match &mut self.context.feedback.events {
             None => Ok(Bytes::new()),
             Some(events) => events.finish(),
         };
@@ -88,30 +75,7 @@ impl ResponseRelay {
             prefill_usage = pair.prefill_usage();
             pair.detach_prefill();
         }
-        let events = self.context.events.as_ref();
-        let mut summary =
-            events.map(|events| ResponseSummary::read(events.last_payload())).unwrap_or_default();
-        let previous =
-            events.map(|events| ResponseSummary::read(events.previous_payload())).unwrap_or_default();
-        let first = events.map(|events| ResponseSummary::read(events.first_payload())).unwrap_or_default();
-        // In Anthropic's API the counts are in the event before the last, and those of the input perhaps only in the first.
-        summary.usage = summary
-            .usage
-            .or(previous.usage)
-            .map(|usage| usage.with_input_of(first.usage.unwrap_or_default()));
-        // Without usage: engines send an event per token, unless configured otherwise.
-        let tokens = summary.usage.map(|usage| usage.completion_tokens).filter(|tokens| *tokens > 0);
-        self.context
-            .in_flight
-            .record_response_complete(tokens.or(events.map(ResponseEvents::events)).unwrap_or(0));
-        if let Some(recorder) = &mut self.context.recorder {
-            let last = events.map(ResponseEvents::last_payload).unwrap_or_default();
-            recorder.completed(summary.usage, prefill_usage, last, |finish| {
-                finish.add(&first);
-                finish.add(&previous);
-                finish.add(&summary);
-            });
-        }
+        self.context.feedback.record_stream_complete(prefill_usage);
         Ok(rest)
     }
 
@@ -154,7 +118,7 @@ impl ResponseRelay {
 
     /// Ends the stream with an error that the client can detect.
     fn fail(&mut self, error: &ApiError) -> Poll<Option<Result<Frame<Bytes>, RelayAborted>>> {
-        match &mut self.context.recorder {
+        match &mut self.context.feedback.recorder {
             Some(recorder) => {
                 recorder.failed(error);
                 recorder.span().log_stream_failure(error);
@@ -163,7 +127,7 @@ impl ResponseRelay {
         }
         self.pair = None;
         self.state = RelayState::Aborting { flushed: false };
-        match self.context.events {
+        match self.context.feedback.events {
             Some(_) => Poll::Ready(Some(Ok(Frame::data(error.event(self.context.error_format))))),
             None => Poll::Ready(Some(Err(RelayAborted))),
         }
@@ -227,7 +191,7 @@ impl Body for ResponseRelay {
             RelayState::FirstChunk(first) => {
                 let first = std::mem::take(first);
                 self.state = RelayState::Streaming;
-                self.count_chunk();
+                self.context.feedback.record_chunk();
                 return Poll::Ready(Some(Ok(Frame::data(first))));
             }
             RelayState::Aborting { flushed: true } => return Poll::Ready(Some(Err(RelayAborted))),
@@ -249,10 +213,10 @@ impl Body for ResponseRelay {
         while write.len() < MAX_COALESCED_BYTES {
             match self.poll_chunk(cx) {
                 Poll::Ready(Some(Ok(chunk))) => {
-                    self.count_chunk();
+                    self.context.feedback.record_chunk();
                     write.push(chunk);
                     // Only event streams have small chunks.
-                    if self.context.events.is_none() {
+                    if self.context.feedback.events.is_none() {
                         break;
                     }
                 }
