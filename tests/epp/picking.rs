@@ -39,7 +39,8 @@ async fn picker(engines: &[SimEngine], flags: &[&str]) -> (MoongateProcess, Gate
     };
     let engines = engines.iter().map(|engine| format!("--{}={}", role(engine), engine.url()));
     let flags: Vec<String> = engines.chain(flags.iter().map(|flag| (*flag).to_owned())).collect();
-    let (process, addresses) = MoongateProcess::picker(&flags).await;
+    let (process, addresses) =
+        MoongateProcess::listening(("epp", "endpoint picker listening"), &flags, &[]).await;
     let ready = format!("http://{}/ready", addresses.admin);
     poll("the picker is ready", async || {
         let response: Value = client().get(&ready).send().await.unwrap().json().await.unwrap();

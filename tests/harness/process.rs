@@ -58,11 +58,6 @@ impl MoongateProcess {
         Self::gateway_with_environment(flags, &[]).await
     }
 
-    /// Starts `moongate epp` on free ports, and waits until it listens.
-    pub(crate) async fn picker(flags: &[String]) -> (Self, GatewayAddresses) {
-        Self::listening(("epp", "endpoint picker listening"), flags, &[]).await
-    }
-
     /// The same as [`MoongateProcess::gateway`] with these environment variables, and no others.
     pub(crate) async fn gateway_with_environment(
         flags: &[String],
@@ -71,7 +66,8 @@ impl MoongateProcess {
         Self::listening(("gateway", "gateway listening"), flags, environment).await
     }
 
-    async fn listening(
+    /// Starts a command with the gateway's listeners on free ports, and waits for the line that says that it listens.
+    pub(crate) async fn listening(
         (command, line): (&str, &str),
         flags: &[String],
         environment: &[(&str, String)],
