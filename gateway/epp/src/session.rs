@@ -60,7 +60,7 @@ enum SessionEvent {
     ChunkTaken,
     /// The reader of the body has ended before the body.
     BodyRejected,
-    Message(Result<Option<ProcessingRequest>, Status>),
+    Message(Result<Option<Box<ProcessingRequest>>, Status>),
     ForceClosed,
 }
 
@@ -113,7 +113,7 @@ impl PickSession {
                     (self.body, self.pending) = (None, None);
                     Ok(())
                 }
-                SessionEvent::Message(Ok(Some(message))) => self.receive(message),
+                SessionEvent::Message(Ok(Some(message))) => self.receive(*message),
                 SessionEvent::Message(Ok(None)) | SessionEvent::ForceClosed => return None,
                 SessionEvent::Message(Err(status)) => Err(status),
             };
@@ -152,7 +152,7 @@ impl PickSession {
                 let is_rejected = permit.map(|permit| pending.take().map(|chunk| permit.send(chunk))).is_err();
                 if is_rejected { SessionEvent::BodyRejected } else { SessionEvent::ChunkTaken }
             }
-            message = inbound.message(), if may_read => SessionEvent::Message(message),
+            message = inbound.message(), if may_read => SessionEvent::Message(message.map(|message| message.map(Box::new))),
             () = force_close.cancelled(), if pick.is_none() => SessionEvent::ForceClosed,
         }
     }
