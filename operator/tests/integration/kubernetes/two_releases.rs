@@ -10,7 +10,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use moongate_operator::controllers::OperatorError;
-use moongate_operator::{OperatorMetrics, OperatorOptions, SizeLimits, admin, webhooks};
+use moongate_operator::{GangScheduler, OperatorMetrics, OperatorOptions, SizeLimits, admin, webhooks};
 use moongate_runtime::{Supervisor, bind};
 use moongate_testkit::{ControlPlane, TestNamespace};
 use serde_json::json;
@@ -43,6 +43,7 @@ impl Release {
             port: listener.local_addr().unwrap().port(),
             secret: "webhooks".to_owned(),
             size_limits: SizeLimits::default(),
+            gang_scheduler: GangScheduler::default(),
             ownership: TIMING,
         };
         let (client, counted) = (own.client.clone(), Arc::clone(&metrics));
