@@ -36,9 +36,9 @@ impl ContestedCluster {
             if self.conflicts > 0 {
                 (self.conflicts, self.version) = (self.conflicts - 1, self.version + 1);
             }
-            let version = body["metadata"]["resourceVersion"].clone();
+            let version = &body["metadata"]["resourceVersion"];
             self.patched.push(version.clone());
-            if version != self.version.to_string() {
+            if version.as_str() != Some(self.version.to_string().as_str()) {
                 let status = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure",
                     "reason": "Conflict", "message": "changed", "code": 409 });
                 return (StatusCode::CONFLICT, status);

@@ -20,8 +20,9 @@ use tokio::task::JoinHandle;
 
 use super::{TEST_TIMEOUT, eventually, install};
 
+/// The owner has 7 s for a late renewal, which takes five requests, when other tests load the machine.
 const TIMING: webhooks::OwnershipTiming =
-    webhooks::OwnershipTiming { renewal: Duration::from_secs(3), expiry: Duration::from_secs(7) };
+    webhooks::OwnershipTiming { renewal: Duration::from_secs(2), expiry: Duration::from_secs(9) };
 
 const SERVICE: &str = "operator";
 
@@ -143,7 +144,7 @@ async fn one_release_owns_the_webhooks_until_it_ends() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     // Renewals by the owner.
-    assert!((1..=4).contains(&writes), "{writes} writes in 7 s");
+    assert!((1..=5).contains(&writes), "{writes} writes in 7 s");
     assert!(first.has_metric("moongate_operator_webhooks_owned 1"));
     assert!(second.has_metric("moongate_operator_webhooks_owned 0"));
     assert!(second.has_metric("moongate_operator_leading 0"));
