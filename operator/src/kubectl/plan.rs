@@ -342,6 +342,32 @@ Roles
     }
 
     #[test]
+    fn the_forecast_is_for_the_clusters_scheduler_of_gangs() {
+        let (plugins, volcano) = (ResourceKind::PodGroup, ResourceKind::VolcanoPodGroup);
+        let server = |kind: ResourceKind, spec: Value| {
+            let mut server = SimulatedApiServer::new(Timestamp::from_second(1_790_000_000).unwrap());
+            server.create(kind, json!({ "metadata": { "name": "g", "namespace": "n" }, "spec": spec }));
+            server
+        };
+        let policy = |gang: Value| {
+            let rule =
+                json!({ "name": "p", "roles": ["store"], "strategy": { "scheduling": { "gang": gang } } });
+            server(ResourceKind::Policy, json!({ "policies": [rule] }))
+        };
+        let minimums = json!({ "minReplicas": { "store": 1 } });
+        for (server, absent, expected) in [
+            (policy(json!({})), vec![], GangScheduler::SchedulerPlugins),
+            (policy(json!({})), vec![plugins], GangScheduler::Volcano),
+            (policy(json!({})), vec![plugins, volcano], GangScheduler::SchedulerPlugins),
+            (policy(minimums), vec![], GangScheduler::Volcano),
+            (server(volcano, json!({})), vec![], GangScheduler::Volcano),
+            (server(plugins, json!({})), vec![plugins], GangScheduler::SchedulerPlugins),
+        ] {
+            assert_eq!(gang_scheduler(&server, "g", &absent), expected, "{absent:?}");
+        }
+    }
+
+    #[test]
     fn file_replaces_spec_and_keeps_fields_of_other_managers() {
         let mut live = group("s:1", &[]);
         live["metadata"]["labels"] = json!({ "other": "x" });
