@@ -186,6 +186,7 @@ impl WebhookArgs {
             port: self.webhook_service_port,
             secret: self.webhook_secret,
             size_limits: operator.size_limits,
+            gang_scheduler: operator.gang_scheduler,
             ownership: webhooks::OwnershipTiming::default(),
         };
         let connect =

@@ -34,8 +34,9 @@ const MAX_RECENT: usize = 4096;
 const MAX_NOTE: usize = 1024;
 
 /// Condition reasons that emit a warning.
-const WARNINGS: [&str; 9] = [
+const WARNINGS: [&str; 10] = [
     status::INVALID_SPEC,
+    status::INCOMPATIBLE_GANG,
     status::LIMIT_EXCEEDED,
     "RestartPolicyTriggered",
     status::TIMED_OUT,
@@ -67,7 +68,8 @@ impl EventRecord {
 
     /// Whether it reports a spec that cannot be planned.
     pub(crate) fn is_of_spec(&self) -> bool {
-        self.is_warning && [status::INVALID_SPEC, status::LIMIT_EXCEEDED].contains(&self.reason.as_str())
+        let reasons = [status::INVALID_SPEC, status::LIMIT_EXCEEDED, status::INCOMPATIBLE_GANG];
+        self.is_warning && reasons.contains(&self.reason.as_str())
     }
 
     fn template_conflict(role: &str) -> Self {

@@ -18,7 +18,10 @@ pub(crate) fn refusal(error: &Error) -> Option<&str> {
     // etcd's limits; the API server responds with status 500.
     let is_too_large =
         message.contains("request is too large") || message.contains("message larger than max");
-    let is_refused = matches!(status.code, 400 | 403 | 413 | 422) || is_denied || is_too_large;
+    // A field that this release of the kind does not have; the API server responds to server-side apply with status 500.
+    let is_undeclared = message.contains("field not declared in schema");
+    let is_refused =
+        matches!(status.code, 400 | 403 | 413 | 422) || is_denied || is_too_large || is_undeclared;
     is_refused.then_some(message)
 }
 
@@ -157,6 +160,10 @@ mod tests {
         for (code, message) in [
             (500, "admission webhook \"w\" denied the request: no"),
             (500, "etcdserver: request is too large"),
+            (
+                500,
+                "failed to create typed patch object (n/g; a/v1, Kind=K): .spec.x: field not declared in schema",
+            ),
             (500, "rpc error: trying to send message larger than max (2 vs. 1)"),
         ] {
             assert_eq!(refusal(&error(code, message)), Some(message));

@@ -6,9 +6,9 @@
 mod mirror;
 
 use moongate_render::{
-    GangScheduler, GroupContext, GroupTopology, PodLocations, PreservedFields, RenderError, ResolvedRole,
-    RoleTarget, RuntimeProfiles, SizeLimitError, SizeLimits, discovery_config_map, group_set,
-    render_workload,
+    GangPolicy, GangPolicyError, GangScheduler, GroupContext, GroupTopology, PodLocations, PreservedFields,
+    RenderError, ResolvedRole, RoleTarget, RuntimeProfiles, SizeLimitError, SizeLimits, discovery_config_map,
+    group_set, render_workload,
 };
 use rbg_api::conversion::fold_group;
 use rbg_api::v1alpha2::{
@@ -92,6 +92,8 @@ pub enum ValidationError {
     Spec(#[from] GroupPlanError),
     #[error(transparent)]
     FaultRecovery(#[from] FaultPolicyError),
+    #[error(transparent)]
+    Gang(#[from] GangPolicyError),
 }
 
 /// Validates a group as the operator will run it, with edits of mirrored templates; `old` is the stored object.
@@ -113,9 +115,24 @@ pub fn validate_group(
     errors
 }
 
+/// Validates the gang of a policy by itself, since the group may change before or after it; `old` is the stored object.
+#[must_use]
+pub fn validate_gang(
+    new: &CoordinatedPolicy,
+    old: Option<&CoordinatedPolicy>,
+    scheduler: GangScheduler,
+) -> Option<ValidationError> {
+    let error = |policy: &CoordinatedPolicy| match GangPolicy::resolve(&policy.spec) {
+        Ok(gang) => gang.and_then(|gang| gang.check_scheduler(scheduler).err()),
+        Err(error) => Some(error),
+    };
+    let before = old.and_then(error);
+    error(new).filter(|error| before.as_ref() != Some(error)).map(Into::into)
+}
+
 /// Validates the fault recovery of a policy; `old` is the stored object, `group` the group of the same name, if it exists.
 #[must_use]
-pub fn validate_policy(
+pub fn validate_fault_recovery(
     new: &CoordinatedPolicy,
     old: Option<&CoordinatedPolicy>,
     group: Option<&RoleBasedGroup>,
@@ -362,12 +379,37 @@ mod tests {
                 .unwrap()
         };
         let group = group_of(role(1, json!({})));
-        assert_eq!(validate_policy(&policy("r"), None, Some(&group)), None);
-        assert_eq!(validate_policy(&policy("other"), None, None), None, "the group may be created later");
-        let unknown = validate_policy(&policy("other"), None, Some(&group)).unwrap();
+        assert_eq!(validate_fault_recovery(&policy("r"), None, Some(&group)), None);
+        assert_eq!(
+            validate_fault_recovery(&policy("other"), None, None),
+            None,
+            "the group may be created later"
+        );
+        let unknown = validate_fault_recovery(&policy("other"), None, Some(&group)).unwrap();
         assert!(unknown.to_string().contains("`other` is no role of the group"), "{unknown}");
         let stored = policy("other");
-        assert_eq!(validate_policy(&stored, Some(&stored), Some(&group)), None, "it is stored already");
+        assert_eq!(
+            validate_fault_recovery(&stored, Some(&stored), Some(&group)),
+            None,
+            "it is stored already"
+        );
+    }
+
+    #[test]
+    fn a_gang_is_validated_against_the_scheduler() {
+        let policy = |role: &str| -> CoordinatedPolicy {
+            let gang = json!({ "gang": { "minReplicas": { "r": 1 } } });
+            let rule = json!({ "name": "p", "roles": [role], "strategy": { "scheduling": gang } });
+            serde_json::from_value(json!({ "metadata": { "name": "g" }, "spec": { "policies": [rule] } }))
+                .unwrap()
+        };
+        let good = policy("r");
+        assert_eq!(validate_gang(&good, None, GangScheduler::Volcano), None);
+        let refused = validate_gang(&good, None, GangScheduler::SchedulerPlugins);
+        assert_eq!(refused, Some(ValidationError::Gang(GangPolicyError::UnsupportedScheduler)));
+        assert_eq!(validate_gang(&good, Some(&good), GangScheduler::SchedulerPlugins), None, "it is stored");
+        let refused = validate_gang(&policy("s"), Some(&good), GangScheduler::Volcano).unwrap();
+        assert!(refused.to_string().contains("`r`, which is not in the rule's roles"), "{refused}");
     }
 
     #[test]

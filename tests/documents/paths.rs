@@ -6,7 +6,8 @@ use std::path::Path;
 
 use super::read;
 
-const PAGES: [&str; 3] = ["ARCHITECTURE.md", "docs/claims.md", "docs/how-to-add.md"];
+const PAGES: [&str; 4] =
+    ["ARCHITECTURE.md", "docs/claims.md", "docs/how-to-add.md", "docs/upstream-tests.md"];
 /// What begins a path from the root.
 const TOP_FOLDERS: [&str; 14] = [
     "benches/",

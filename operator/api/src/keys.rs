@@ -108,6 +108,8 @@ pub const POD_NAME: &str = "statefulset.kubernetes.io/pod-name";
 /// Label of ControllerRevisions: hash of their data.
 pub const REVISION_HASH: &str = "controller.kubernetes.io/hash";
 /// Label of pods of a gang: name of the PodGroup (scheduler-plugins).
+pub const COSCHEDULING_POD_GROUP: &str = "scheduling.x-k8s.io/pod-group";
+/// Label of pods of a gang: name of the PodGroup (Koordinator, and earlier releases of upstream for scheduler-plugins).
 pub const POD_GROUP: &str = "pod-group.scheduling.sigs.k8s.io/name";
 /// Annotation of pods of a gang: name of the PodGroup (Volcano).
 pub const VOLCANO_POD_GROUP: &str = "scheduling.k8s.io/group-name";

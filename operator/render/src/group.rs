@@ -6,6 +6,7 @@ use rbg_api::v1alpha2::{ClusterEngineRuntimeProfileSpec, RoleBasedGroup};
 use rbg_api::{conversion, keys};
 
 use crate::error::RenderError;
+use crate::gang_policy::GangPolicy;
 use crate::group_topology::{GroupTopology, TopologyKey};
 use crate::hash::sha1_hex;
 use crate::manifest::{ManifestMetadata, OwnerRef, StringMap};
@@ -31,6 +32,8 @@ pub struct GroupContext<'a> {
     pub(crate) namespace: &'a str,
     pub(crate) profiles: &'a RuntimeProfiles,
     pub(crate) gang_scheduler: GangScheduler,
+    /// The gang of the group's policy.
+    pub(crate) gang: Option<&'a GangPolicy>,
     /// Topology levels that the cluster's nodes have labels of.
     pub(crate) node_levels: &'a [TopologyKey],
 }
@@ -47,7 +50,13 @@ impl<'a> GroupContext<'a> {
     ) -> Result<Self, RenderError> {
         let name = object.metadata.name.as_deref().ok_or(RenderError::NoMetadata("name"))?;
         let namespace = object.metadata.namespace.as_deref().ok_or(RenderError::NoMetadata("namespace"))?;
-        Ok(Self { object, name, namespace, profiles, gang_scheduler, node_levels: &[] })
+        Ok(Self { object, name, namespace, profiles, gang_scheduler, gang: None, node_levels: &[] })
+    }
+
+    /// The group with the gang of its policy, if that has one.
+    #[must_use]
+    pub fn with_gang(self, gang: Option<&'a GangPolicy>) -> Self {
+        Self { gang, ..self }
     }
 
     /// The group in a cluster whose nodes have labels of these topology levels.

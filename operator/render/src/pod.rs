@@ -94,6 +94,10 @@ pub fn labels(instance: &RoleInstance, component: &InstanceComponent, id: i32, h
     if role_type(instance) == "LeaderWorkerSet" {
         labels.insert(keys::COMPONENT_INDEX.to_owned(), position(&component.name, id).to_string());
     }
+    // Not in the template, whose change would be an update of existing instances.
+    if let Some(group) = component.template.label(keys::POD_GROUP) {
+        labels.insert(keys::COSCHEDULING_POD_GROUP.to_owned(), group.to_owned());
+    }
     for key in [keys::ROLE_INSTANCE_INDEX, keys::POD_NAME] {
         if let Some(value) = label(instance, key) {
             labels.insert(key.to_owned(), value.to_owned());

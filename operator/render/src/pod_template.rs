@@ -182,7 +182,7 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
             environment::inject(&mut template, role_environment::leader_worker_variables(role));
         }
         topology::inject(role, &mut template);
-        gang::inject(role.group, &mut template);
+        gang::inject(role.group, &role.spec.name, &mut template);
         template.set_labels(&self.labels);
         let labels: StringMap =
             labels.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect();

@@ -4,7 +4,6 @@ use rbg_api::{conversion, keys};
 use serde_json::json;
 
 use crate::error::RenderError;
-use crate::gang;
 use crate::manifest::{Manifest, ManifestMetadata, StringMap};
 use crate::role::{ResolvedRole, RolePattern, RoleTarget};
 use crate::workload_kind::{PreservedFields, WorkloadKind};
@@ -80,7 +79,7 @@ fn annotations(
         if let Some(seconds) = grace_period_seconds(role) {
             annotations.insert(keys::GRACE_PERIOD_SECONDS.to_owned(), seconds.to_string());
         }
-        if gang::pod_group(role.group).is_some() {
+        if role.group.is_in_gang(&role.spec.name) {
             annotations.entry(keys::INSTANCE_GANG_SCHEDULING.to_owned()).or_insert_with(|| "true".to_owned());
         }
         if role.group.is_legacy() {

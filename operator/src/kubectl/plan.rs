@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use moongate_render::GangScheduler;
+use moongate_render::{GangPolicy, GangScheduler};
 use rbg_api::conversion::{fold_mirrors, without_mirrors};
-use rbg_api::v1alpha2::RoleBasedGroup;
-use serde::Serialize;
+use rbg_api::v1alpha2::{CoordinatedPolicySpec, RoleBasedGroup};
+use serde::{Deserialize as _, Serialize};
 use serde_json::Value;
 
 use super::cluster::{ClusterClient, GroupSnapshot, current};
@@ -104,10 +104,31 @@ fn plan_report(
     }
     let after = server.get(ResourceKind::Group, &group).map(without_mirrors).unwrap_or_default();
     let changes = live.map(|live| differences(&without_mirrors(live)["spec"], &after["spec"]));
-    let forecast = forecast(&mut server, GangScheduler::default(), &snapshot.absent);
+    let scheduler = gang_scheduler(&server, &group, &snapshot.absent);
+    let forecast = forecast(&mut server, scheduler, &snapshot.absent);
     let remaining = server.get(ResourceKind::Group, &group).map(pending_conditions).unwrap_or_default();
     let (exists, changes) = (live.is_some(), changes.unwrap_or_default());
     PlanReport { namespace, group, exists, changes, forecast, remaining }
+}
+
+/// The scheduler of gangs that the operator uses: that of the group's PodGroup, or the only one that can form the gang of its policy, or
+/// the only one whose PodGroups the cluster serves.
+fn gang_scheduler(server: &SimulatedApiServer, group: &str, absent: &[ResourceKind]) -> GangScheduler {
+    let has_minimums = || {
+        let spec = &server.get(ResourceKind::Policy, group)?["spec"];
+        let policy = CoordinatedPolicySpec::deserialize(spec).ok()?;
+        Some(GangPolicy::resolve(&policy).ok()??.has_minimums())
+    };
+    let is_only_kind =
+        absent.contains(&ResourceKind::PodGroup) && !absent.contains(&ResourceKind::VolcanoPodGroup);
+    let exists = |kind| server.get(kind, group).is_some();
+    if exists(ResourceKind::PodGroup) {
+        GangScheduler::SchedulerPlugins
+    } else if exists(ResourceKind::VolcanoPodGroup) || is_only_kind || has_minimums() == Some(true) {
+        GangScheduler::Volcano
+    } else {
+        GangScheduler::default()
+    }
 }
 
 /// Merges a file into the group as `kubectl apply` does: other labels and annotations stay, the spec is replaced.
@@ -336,6 +357,32 @@ Roles
         let other = plan_report(snapshot, Some(&live), group("s:1", &["-v"]), &[]).text();
         assert!(other.starts_with("g in n: 2 pods created, 2 pods deleted\n"), "{other}");
         assert!(other.contains("router: 1 field"), "{other}");
+    }
+
+    #[test]
+    fn the_forecast_is_for_the_clusters_scheduler_of_gangs() {
+        let (plugins, volcano) = (ResourceKind::PodGroup, ResourceKind::VolcanoPodGroup);
+        let server = |kind: ResourceKind, spec: Value| {
+            let mut server = SimulatedApiServer::new(Timestamp::from_second(1_790_000_000).unwrap());
+            server.create(kind, json!({ "metadata": { "name": "g", "namespace": "n" }, "spec": spec }));
+            server
+        };
+        let policy = |gang: Value| {
+            let rule =
+                json!({ "name": "p", "roles": ["store"], "strategy": { "scheduling": { "gang": gang } } });
+            server(ResourceKind::Policy, json!({ "policies": [rule] }))
+        };
+        let minimums = json!({ "minReplicas": { "store": 1 } });
+        for (server, absent, expected) in [
+            (policy(json!({})), vec![], GangScheduler::SchedulerPlugins),
+            (policy(json!({})), vec![plugins], GangScheduler::Volcano),
+            (policy(json!({})), vec![plugins, volcano], GangScheduler::SchedulerPlugins),
+            (policy(minimums), vec![], GangScheduler::Volcano),
+            (server(volcano, json!({})), vec![], GangScheduler::Volcano),
+            (server(plugins, json!({})), vec![plugins], GangScheduler::SchedulerPlugins),
+        ] {
+            assert_eq!(gang_scheduler(&server, "g", &absent), expected, "{absent:?}");
+        }
     }
 
     #[test]

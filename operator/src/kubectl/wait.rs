@@ -33,8 +33,8 @@ impl RolloutProgress {
         let conditions = || group["status"]["conditions"].as_array().into_iter().flatten();
         let is_observed = group["status"]["observedGeneration"] == group["metadata"]["generation"];
         let refused = conditions().find(|one| {
-            let is_of_spec = one["reason"] == status::INVALID_SPEC || one["reason"] == status::LIMIT_EXCEEDED;
-            is_of_spec && one["type"] == "Ready"
+            let reasons = [status::INVALID_SPEC, status::LIMIT_EXCEEDED, status::INCOMPATIBLE_GANG];
+            reasons.iter().any(|reason| one["reason"] == *reason) && one["type"] == "Ready"
         });
         if let Some(refused) = refused.filter(|_| is_observed) {
             return Self::Stuck(text(&refused["message"]));

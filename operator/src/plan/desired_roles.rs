@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use moongate_render::{ResolvedRole, RoleTarget, WorkloadKind};
+use moongate_render::{GroupContext, ResolvedRole, RoleTarget, WorkloadKind};
 use rbg_api::v1alpha2::{CoordinatedPolicySpec, RoleSpec};
 use rbg_api::{IntOrPercent, RoundingMode, keys};
 use serde_json::Value;
@@ -36,6 +36,7 @@ pub(super) struct DesiredRole {
 /// Targets of all roles, by role name.
 pub(super) fn desired_roles(
     input: GroupInput<'_>,
+    group: GroupContext<'_>,
     policy: Option<&CoordinatedPolicySpec>,
     roles: &[RoleWithWorkload<'_>],
     plan: &mut super::ReconcilePlan,
@@ -51,7 +52,8 @@ pub(super) fn desired_roles(
         let bounds = bounds.get(role.spec.name.as_str())?;
         let desired = facts.iter().find(|facts| facts.name == role.spec.name)?.desired;
         let current = RoleTarget {
-            replicas: bounds.replicas,
+            // No pod of a gang has a node before the gang is complete, so it cannot grow in steps.
+            replicas: bounds.replicas.max(group.gang_minimum(&role.spec.name, desired)),
             partition: bounds.partition.map(IntOrPercent::Int),
             max_unavailable: bounds.max_unavailable.clone(),
         };

@@ -151,6 +151,7 @@ fn group(snapshot: &ResourceSnapshot, settings: PlanSettings, now: Timestamp) ->
         group: &group,
         profiles: &profiles,
         gang: settings.gang_scheduler,
+        gang_policy: None,
         limits: settings.size_limits,
         revisions: &revisions,
         workloads: &workloads,

@@ -1,14 +1,73 @@
 //! Pods that are scheduled together: the PodGroup of a group, and groups of pods in Kueue.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::api::core::v1::Pod;
-use moongate_render::{GangScheduler, GroupContext, Manifest, kueue_group_name, pod_group};
-use rbg_api::keys;
-use rbg_api::v1alpha2::{CoordinatedPolicySpec, InstanceComponent, RoleInstance};
+use moongate_render::{
+    GangPolicy, GangPolicyError, GangScheduler, GroupContext, Manifest, kueue_group_name, pod_group,
+};
+use rbg_api::v1alpha2::{CoordinatedPolicySpec, InstanceComponent, RoleBasedGroup, RoleInstance};
+use rbg_api::{Condition, keys};
+use serde::Deserialize as _;
 
 use super::group::{GroupInput, GroupPlanError, apply_if_changed};
 use super::{InstanceInput, ReconcilePlan, WriteAction};
 use crate::ResourceKind;
-use crate::status::pod_label;
+use crate::status::{self, INCOMPATIBLE_GANG, pod_label};
+
+/// Condition of a group whose policy has a gang, as upstream sets it.
+const CONDITION: &str = "GangConfigured";
+
+/// The gang of the group's policy.
+pub(super) fn of_policy(input: GroupInput<'_>) -> Result<Option<GangPolicy>, GangPolicyError> {
+    let name = input.group.metadata.name.as_deref().unwrap_or_default();
+    let policy = (input.live)(ResourceKind::Policy, name);
+    let Some(policy) = policy.and_then(|policy| CoordinatedPolicySpec::deserialize(&policy["spec"]).ok())
+    else {
+        return Ok(None);
+    };
+    let gang = GangPolicy::resolve(&policy)?;
+    if let Some(gang) = &gang {
+        gang.check_scheduler(input.gang)?;
+        gang.check_roles(input.group)?;
+    }
+    Ok(gang)
+}
+
+/// Reports whether the gang of the group's policy can be scheduled. Removes the condition from a group without one.
+pub(super) fn set_condition(
+    input: GroupInput<'_>,
+    error: Option<&GangPolicyError>,
+    conditions: &mut Vec<Condition>,
+) {
+    let text = error.map(ToString::to_string);
+    match (text, input.gang_policy) {
+        (Some(text), _) => {
+            status::set_condition(conditions, CONDITION, false, (INCOMPATIBLE_GANG, &text), input.now);
+        }
+        (None, Some(_)) => status::set_condition(conditions, CONDITION, true, (CONDITION, ""), input.now),
+        (None, None) => conditions.retain(|condition| condition.kind != CONDITION),
+    }
+}
+
+/// Roles that are in the gang or that wait for a role in it, directly or not. A role of the gang cannot wait for these, since its
+/// members have no node before all of them are created.
+pub(super) fn roles_behind_gang<'a>(group: GroupContext<'_>, spec: &'a RoleBasedGroup) -> BTreeSet<&'a str> {
+    let roles = &spec.spec.roles;
+    let mut found: BTreeSet<&str> =
+        roles.iter().map(|role| role.name.as_str()).filter(|name| group.is_in_gang(name)).collect();
+    loop {
+        let before = found.len();
+        for role in roles {
+            if role.dependencies.iter().any(|name| found.contains(name.as_str())) {
+                found.insert(&role.name);
+            }
+        }
+        if found.len() == before {
+            return found;
+        }
+    }
+}
 
 pub(super) fn plan(
     input: GroupInput<'_>,
@@ -82,13 +141,4 @@ pub(super) fn join_kueue_group(input: InstanceInput<'_>, pods: &[&Pod], new: &mu
     let created = || kueue_group_name(name, input.now.as_second());
     let group = present.map_or_else(created, str::to_owned);
     new.iter_mut().for_each(|pod| moongate_render::join_kueue_group(pod, &group, size(instance)));
-}
-
-/// A gang needs all its pods to be scheduled: a policy cannot scale its roles step by step.
-pub(super) fn remove_scaling_rules(group: GroupContext<'_>, policy: &mut CoordinatedPolicySpec) {
-    if pod_group(group).is_some() {
-        for rule in &mut policy.policies {
-            rule.strategy.scaling = None;
-        }
-    }
 }

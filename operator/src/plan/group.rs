@@ -7,9 +7,9 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use moongate_render::revision::{RevisionMetadata, SpecRevision};
 use moongate_render::{
-    GangScheduler, GroupContext, Manifest, PreservedFields, RenderError, ResolvedRole, RoleNames,
-    RuntimeProfiles, SizeLimits, TopologyKey, WorkloadKind, coordinated_policy, discovery_config_map,
-    headless_service, pod_group, scaling_adapter,
+    GangPolicy, GangPolicyError, GangScheduler, GroupContext, Manifest, PreservedFields, RenderError,
+    ResolvedRole, RoleNames, RuntimeProfiles, SizeLimits, TopologyKey, WorkloadKind, coordinated_policy,
+    discovery_config_map, headless_service, scaling_adapter,
 };
 use rbg_api::conversion::{FoldedGroup, fold_group};
 use rbg_api::v1alpha2::{
@@ -37,6 +37,8 @@ pub struct GroupInput<'a> {
     pub profiles: &'a RuntimeProfiles,
     /// The scheduler that handles gangs.
     pub gang: GangScheduler,
+    /// The gang of the group's policy; resolved by the plan.
+    pub gang_policy: Option<&'a GangPolicy>,
     pub limits: SizeLimits,
     /// Stored revisions of the group.
     pub revisions: &'a [ControllerRevision],
@@ -73,7 +75,8 @@ pub struct GroupInput<'a> {
 impl<'a> GroupInput<'a> {
     /// The group, with these profiles, as what is rendered for it depends on.
     pub(super) fn context(self, profiles: &'a RuntimeProfiles) -> Result<GroupContext<'a>, PlanError> {
-        Ok(GroupContext::new(self.group, profiles, self.gang)?.with_node_levels(self.node_levels))
+        let group = GroupContext::new(self.group, profiles, self.gang)?;
+        Ok(group.with_gang(self.gang_policy).with_node_levels(self.node_levels))
     }
 }
 
@@ -92,10 +95,20 @@ pub fn group(input: GroupInput<'_>) -> ReconcilePlan {
     let stored_levels = topology::stored_levels(input.workloads);
     let node_levels = if input.node_levels.is_empty() { &stored_levels } else { input.node_levels };
     let input = GroupInput { node_levels, ..input };
+    let gang = gang::of_policy(input);
+    let (gang, gang_error) = (gang.as_ref().ok().and_then(Option::as_ref), gang.as_ref().err());
+    let input = GroupInput { gang_policy: gang, ..input };
     let mut states = Vec::new();
-    let refused = plan_roles(input, &mut plan, &mut states).err();
+    let refused = match gang_error {
+        Some(error) => Some(GroupPlanError::Gang(error.clone())),
+        None => plan_roles(input, &mut plan, &mut states).err(),
+    };
     if refused.is_some() {
         plan.steps.clear();
+    }
+    if gang_error.is_some() {
+        // Pods that were created now would not wait for the others. Those of removed roles only hold their nodes.
+        delete_orphans(input, &mut plan);
     }
     // Before all other steps, one of which may fail. After the edit of a template the group is planned again.
     let recovery = match folded {
@@ -114,6 +127,7 @@ pub fn group(input: GroupInput<'_>) -> ReconcilePlan {
         status::aggregate_stalled(&mut after.conditions, parts, input.now);
         topology::set_condition(input, &mut after.conditions);
     }
+    gang::set_condition(input, gang_error, &mut after.conditions);
     recovery.apply(&mut after, input.now);
     let name = input.group.metadata.name.as_deref().unwrap_or_default();
     plan.status(ResourceKind::Group, name, input.group.status.as_ref(), &after);
@@ -167,6 +181,8 @@ pub enum GroupPlanError {
         keys::INSTANCE_GANG_SCHEDULING
     )]
     ConflictingGangs,
+    #[error(transparent)]
+    Gang(GangPolicyError),
     #[error("this cluster does not serve {kind} ({version})", kind = .0.name(), version = .0.api_version())]
     Absent(ResourceKind),
 }
@@ -176,6 +192,7 @@ impl GroupPlanError {
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::Render(error) => super::condition_reason(error),
+            Self::Gang(_) => status::INCOMPATIBLE_GANG,
             _ => status::INVALID_SPEC,
         }
     }
@@ -192,9 +209,8 @@ fn plan_roles(
     let replicas = |spec| adapter::replicas(input.adapters, spec).unwrap_or(spec.replicas);
     let requested = roles.iter().map(|role| (&role.role, replicas(role.spec)));
     input.limits.check_roles(requested).map_err(RenderError::from)?;
-    let mut policy = policy(input, group, plan)?;
-    policy.iter_mut().for_each(|policy| gang::remove_scaling_rules(group, policy));
-    let targets = desired_roles(input, policy.as_ref(), &roles, plan);
+    let policy = policy(input, group, plan)?;
+    let targets = desired_roles(input, group, policy.as_ref(), &roles, plan);
     store_revision(input, group, plan);
     let now = targets.iter().map(|(name, target)| (name.clone(), target.current.clone())).collect();
     let file =
@@ -218,12 +234,13 @@ fn plan_roles(
         states.push(state(role, target, *live, &manifest));
         wanted.push((spec, role, target, live, manifest));
     }
+    let behind_gang = gang::roles_behind_gang(group, input.group);
     for (index, (spec, role, target, live, manifest)) in wanted.iter().enumerate() {
         let is_unready =
             |name: &&String| states.iter().any(|state| state.name == **name && !state.is_at_requested());
-        // Pods of a gang have no node before all are created, so a role of a gang cannot wait for another role.
-        let begins_with_gang = live.is_none() && pod_group(group).is_some();
-        if let Some(other) = spec.dependencies.iter().find(is_unready).filter(|_| !begins_with_gang) {
+        let begins_with_gang = live.is_none() && group.is_in_gang(&spec.name);
+        let may_wait = |name: &&String| !begins_with_gang || !behind_gang.contains(name.as_str());
+        if let Some(other) = spec.dependencies.iter().filter(may_wait).find(is_unready) {
             states[index].blocked_by = Some(format!("role {} waits for {other}", spec.name));
             shrink::shrink_blocked(&spec.name, **live, manifest, plan);
             continue;

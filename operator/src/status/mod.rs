@@ -18,7 +18,8 @@ pub use instance::{instance, is_available, is_ready, is_scheduled};
 pub(crate) use instance::{pod_has, pod_label, unready_since};
 pub use set::{ObservedInstanceSet, set};
 pub(crate) use stalled::{
-    INVALID_SPEC, LIMIT_EXCEEDED, WRITE_REFUSED, aggregate_stalled, set_stalled, stalled_patch,
+    INCOMPATIBLE_GANG, INVALID_SPEC, LIMIT_EXCEEDED, WRITE_REFUSED, aggregate_stalled, set_stalled,
+    stalled_patch,
 };
 pub(crate) use waiting::{
     CANNOT_PULL, FOR_HOOKS, FOR_IMAGES, NOT_PULLED, TIMED_OUT, WaitCondition, aggregate_scaling_in,

@@ -13,6 +13,8 @@ const STALLED: &str = "Stalled";
 pub(crate) const INVALID_SPEC: &str = "InvalidSpec";
 /// Condition reason for a spec that requests more objects than the operator allows.
 pub(crate) const LIMIT_EXCEEDED: &str = "LimitExceeded";
+/// Condition reason for a policy whose gang the group or the scheduler cannot form. The name is upstream's.
+pub(crate) const INCOMPATIBLE_GANG: &str = "IncompatibleGangConfig";
 /// Condition reason for a write that the API server refuses.
 pub(crate) const WRITE_REFUSED: &str = "WriteRefused";
 

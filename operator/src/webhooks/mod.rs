@@ -20,7 +20,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
 use kube::{Api, Client};
-use moongate_render::{RoleNames, SizeLimits};
+use moongate_render::{GangScheduler, RoleNames, SizeLimits};
 use moongate_runtime::Supervisor;
 use moongate_runtime::net::TcpListener;
 use rbg_api::v1alpha2::{CoordinatedPolicy, RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleBasedGroupSet};
@@ -54,6 +54,8 @@ pub struct WebhookOptions {
     pub secret: String,
     /// Maximum numbers of objects that one object may request.
     pub size_limits: SizeLimits,
+    /// The scheduler that handles gangs.
+    pub gang_scheduler: GangScheduler,
     pub ownership: OwnershipTiming,
 }
 
@@ -75,6 +77,7 @@ pub fn start(
             client: client.clone(),
             metrics: Arc::clone(&metrics),
             size_limits: options.size_limits,
+            gang_scheduler: options.gang_scheduler,
         },
     );
     server::serve(listener, Arc::clone(&certificate), routes, supervisor)?;
@@ -93,6 +96,7 @@ struct WebhookContext {
     client: Client,
     metrics: Arc<OperatorMetrics>,
     size_limits: SizeLimits,
+    gang_scheduler: GangScheduler,
 }
 
 impl WebhookContext {
@@ -191,19 +195,22 @@ async fn policy_errors(context: &WebhookContext, request: &AdmissionReviewReques
         Ok(objects) => objects,
         Err(error) => return vec![error],
     };
-    // Only fault recovery is validated, and most policies have none.
+    let gang = validation::validate_gang(&new, old.as_ref(), context.gang_scheduler);
+    let mut errors: Vec<AdmissionError> = gang.into_iter().map(Into::into).collect();
+    // Only fault recovery is validated against the group, and most policies have none.
     if new.spec.policies.iter().all(|rule| rule.strategy.fault_recovery.is_none()) {
-        return Vec::new();
+        return errors;
     }
     let groups: Api<RoleBasedGroup> = Api::namespaced(context.client.clone(), &request.namespace);
     let name = new.metadata.name.clone().unwrap_or_default();
     match groups.get_opt(&name).await {
         Ok(group) => {
-            let error = validation::validate_policy(&new, old.as_ref(), group.as_ref());
-            error.into_iter().map(Into::into).collect()
+            let error = validation::validate_fault_recovery(&new, old.as_ref(), group.as_ref());
+            errors.extend(error.map(Into::into));
         }
-        Err(source) => vec![AdmissionError::UnknownGroup { group: name, source }],
+        Err(source) => errors.push(AdmissionError::UnknownGroup { group: name, source }),
     }
+    errors
 }
 
 async fn group_errors(context: &WebhookContext, request: &AdmissionReviewRequest) -> Vec<AdmissionError> {

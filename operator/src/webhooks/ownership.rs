@@ -94,6 +94,12 @@ impl OwnershipTracker {
         }
     }
 
+    /// Whether this release is the owner in the annotations.
+    pub(super) fn is_own(&self, live: &ObjectMeta) -> bool {
+        let annotations = live.annotations.as_ref();
+        annotations.and_then(|all| all.get(OWNER)).is_some_and(|owner| *owner == self.own)
+    }
+
     /// Writes the annotations of the owner, renewed now.
     pub(super) fn write(&self, metadata: &mut ObjectMeta) {
         let annotations = metadata.annotations.get_or_insert_default();

@@ -47,6 +47,8 @@ const WEBHOOKS: [(&str, &str); 3] = [
 const WEBHOOK_TIMEOUT_SECONDS: i32 = 10;
 
 const RETRY: Duration = Duration::from_secs(2);
+/// Number of attempts of a write that conflicts with others.
+const CONFLICT_ATTEMPTS: usize = 5;
 /// Interval between checks whether another release, which owns the webhooks, is still installed.
 const OWNER_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -180,19 +182,37 @@ impl WebhookRegistration {
         ca_bundle: &ByteString,
     ) -> Result<(), WebhookRegistrationError> {
         let definitions: Api<CustomResourceDefinition> = Api::all(self.client.clone());
-        let live = definitions.get_opt(definition).await.map_err(failed("cannot read a CRD"))?;
-        // The watch triggers again when the CRD is created.
-        let Some(live) = live else { return Ok(()) };
         let wanted = self.conversion(ca_bundle);
-        if live.spec.conversion.as_ref() == Some(&wanted) {
-            return Ok(());
+        let mut attempts = 0;
+        loop {
+            let live = definitions.get_opt(definition).await.map_err(failed("cannot read a CRD"))?;
+            // The watch triggers again when the CRD is created.
+            let Some(live) = live else { return Ok(()) };
+            // Another release may have taken over since the configuration was read. If it does so after this check, its write of the CRD
+            // and this one conflict. The watch of the configuration triggers again.
+            if live.spec.conversion.as_ref() == Some(&wanted) || !self.is_still_owner().await? {
+                return Ok(());
+            }
+            let mut body = json!({ "metadata": { "resourceVersion": live.metadata.resource_version },
+                "spec": { "conversion": wanted } });
+            body["spec"]["conversion"]["webhook"]["clientConfig"]["url"] = serde_json::Value::Null;
+            attempts += 1;
+            match definitions.patch(definition, &PatchParams::default(), &Patch::Merge(body)).await {
+                // The API server writes the status of a new CRD several times.
+                Err(kube::Error::Api(status)) if status.code == 409 && attempts < CONFLICT_ATTEMPTS => {}
+                Err(error) => return Err(failed("cannot write a CRD's conversion")(error)),
+                Ok(_) => break,
+            }
         }
-        let mut body = json!({ "spec": { "conversion": wanted } });
-        body["spec"]["conversion"]["webhook"]["clientConfig"]["url"] = serde_json::Value::Null;
-        let patched = definitions.patch(definition, &PatchParams::default(), &Patch::Merge(body)).await;
-        patched.map_err(failed("cannot write a CRD's conversion"))?;
         tracing::info!(definition, "registered conversion webhook");
         Ok(())
+    }
+
+    async fn is_still_owner(&self) -> Result<bool, WebhookRegistrationError> {
+        let configurations: Api<ValidatingWebhookConfiguration> = Api::all(self.client.clone());
+        let live = configurations.get_metadata_opt(CONFIGURATION).await;
+        let live = live.map_err(failed("cannot read the ValidatingWebhookConfiguration"))?;
+        Ok(live.is_some_and(|live| self.tracker.is_own(&live.metadata)))
     }
 
     fn conversion(&self, ca_bundle: &ByteString) -> CustomResourceConversion {
@@ -329,3 +349,6 @@ where
     });
     changes.boxed()
 }
+
+#[cfg(test)]
+mod tests;

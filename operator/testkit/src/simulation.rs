@@ -34,6 +34,7 @@ pub struct OperatorSimulation {
     pending_changes: VecDeque<ResourceChange>,
     workers: Vec<(ResourceKey, VecDeque<PlanStep>)>,
     hook_calls: Vec<(ResourceKey, HookCall)>,
+    pub settings: PlanSettings,
     /// Simulated hooks of the pods.
     pub hooks: SimulatedHooks,
     /// Determines the order of the steps, and which writes fail.
@@ -83,6 +84,7 @@ impl OperatorSimulation {
             pending_changes: VecDeque::new(),
             workers: Vec::new(),
             hook_calls: Vec::new(),
+            settings: PlanSettings::default(),
             hooks: SimulatedHooks::default(),
             random: fastrand::Rng::with_seed(seed),
             writes: 0,
@@ -263,7 +265,7 @@ impl OperatorSimulation {
     fn begin(&mut self, key: ResourceKey) {
         self.queue.remove(&key);
         let Some(snapshot) = self.observed.snapshot(&key, self.server.now) else { return };
-        let plan = match plan_for(&snapshot, PlanSettings::default(), self.server.now) {
+        let plan = match plan_for(&snapshot, self.settings, self.server.now) {
             Err(error) if self.allow_invalid => {
                 self.invalid.insert(key, error.to_string());
                 return;

@@ -326,3 +326,39 @@ fn large_sets_are_created_by_several_plans() {
         assert_eq!(world.instances.len(), 2500, "{pattern}");
     }
 }
+
+/// Numbers of instances that are updated in each round, with the smallest number of instances that stay ready.
+fn rounds(strategy: Value) -> (Vec<usize>, Vec<Vec<String>>) {
+    let mut world = InstanceSetFixture::new(3, strategy);
+    world.settle();
+    world.image("image:2");
+    let rounds = world.settle();
+    let updated = |round: &Vec<String>| round.iter().filter(|step| step.starts_with("update")).count();
+    (rounds.iter().map(updated).collect(), rounds)
+}
+
+#[test]
+fn surge_and_unavailable_instances_add_up() {
+    let (updates, steps) = rounds(json!({ "maxSurge": 1, "maxUnavailable": 1 }));
+    assert!(steps[0].contains(&"create s-3".to_owned()), "{steps:?}");
+    assert!(updates.iter().all(|count| *count <= 2) && updates.contains(&2), "{steps:?}");
+    assert_eq!(updates.iter().sum::<usize>(), 3, "{steps:?}");
+    // More surge than replicas creates no more than replicas.
+    let (_, steps) = rounds(json!({ "maxSurge": 10, "maxUnavailable": 0 }));
+    let created = steps.concat().iter().filter(|step| step.starts_with("create")).count();
+    assert_eq!(created, 3, "{steps:?}");
+    assert_eq!(steps.concat().iter().filter(|step| step.starts_with("delete")).count(), 3, "{steps:?}");
+}
+
+#[test]
+fn a_lower_partition_updates_more_instances() {
+    let mut world = InstanceSetFixture::new(4, json!({ "partition": 3, "maxUnavailable": 1 }));
+    world.settle();
+    world.image("image:2");
+    assert_eq!(world.settle(), [["update s-3"]]);
+    for (partition, updates) in [(1, vec!["update s-2", "update s-1"]), (0, vec!["update s-0"])] {
+        let strategy = json!({ "partition": partition, "maxUnavailable": 1 });
+        world.set.spec.update_strategy = serde_json::from_value(strategy).unwrap();
+        assert_eq!(world.settle().concat(), updates);
+    }
+}

@@ -38,8 +38,8 @@ pub use pattern::{
     TemplateRef,
 };
 pub use policy::{
-    CoordinatedPolicy, CoordinatedPolicySpec, CoordinatedPolicyStatus, CoordinatedRollingUpdate,
-    CoordinatedScaling, PolicyRule, PolicyStrategy,
+    CoordinatedGang, CoordinatedPolicy, CoordinatedPolicySpec, CoordinatedPolicyStatus,
+    CoordinatedRollingUpdate, CoordinatedScaling, CoordinatedScheduling, PolicyRule, PolicyStrategy,
 };
 pub use profile::{
     ClusterEngineRuntimeProfile, ClusterEngineRuntimeProfileSpec, ClusterEngineRuntimeProfileStatus,

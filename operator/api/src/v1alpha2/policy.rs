@@ -1,4 +1,6 @@
-//! CoordinatedPolicy: coordinated updates, scaling and fault recovery of several roles.
+//! CoordinatedPolicy: coordinated updates, scaling, scheduling and fault recovery of several roles.
+
+use std::collections::BTreeMap;
 
 use kube_derive::CustomResource;
 use schemars::JsonSchema;
@@ -40,7 +42,7 @@ pub struct PolicyRule {
     /// Names of the roles that the rule applies to.
     #[schemars(length(min = 1))]
     pub roles: Vec<String>,
-    /// Bounds for updates and scaling, and recovery from faults.
+    /// Bounds for updates and scaling, scheduling, and recovery from faults.
     pub strategy: PolicyStrategy,
     /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
@@ -48,7 +50,7 @@ pub struct PolicyRule {
     pub other: UnknownFields,
 }
 
-/// Bounds for updates and scaling of the roles, and their recovery from faults.
+/// Bounds for updates and scaling of the roles, their scheduling, and their recovery from faults.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyStrategy {
@@ -58,6 +60,9 @@ pub struct PolicyStrategy {
     /// Bounds that apply to scaling.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaling: Option<CoordinatedScaling>,
+    /// Scheduling of the roles' pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scheduling: Option<CoordinatedScheduling>,
     /// Recovery from faults of the roles' instances.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault_recovery: Option<CoordinatedFaultRecovery>,
@@ -102,6 +107,35 @@ pub struct CoordinatedScaling {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["OrderScheduled", "OrderReady"]))]
     pub progression: Option<String>,
+    /// Fields of later releases, preserved as they are.
+    #[serde(flatten)]
+    #[schemars(skip)]
+    pub other: UnknownFields,
+}
+
+/// Scheduling of several roles.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CoordinatedScheduling {
+    /// Schedules pods of the roles together or not at all. Takes precedence over the group's annotation
+    /// `rbg.workloads.x-k8s.io/group-gang-scheduling`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gang: Option<CoordinatedGang>,
+    /// Fields of later releases, preserved as they are.
+    #[serde(flatten)]
+    #[schemars(skip)]
+    pub other: UnknownFields,
+}
+
+/// A gang: pods that are scheduled together or not at all.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CoordinatedGang {
+    /// Minimum number of instances, by role of this rule, that are scheduled together: at least 1, and at most the role's replicas.
+    /// Further instances, and roles that are not listed, are scheduled by themselves. Default: all instances of all roles of this rule.
+    /// Requires Volcano 1.14.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub min_replicas: BTreeMap<String, i32>,
     /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]

@@ -7,8 +7,9 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Client;
 use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
-use moongate_operator::ResourceKind;
-use rbg_api::v1alpha2::RoleBasedGroup;
+use moongate_operator::{GangScheduler, ResourceKind};
+use moongate_testkit::{ControlPlane, NoopRuntime};
+use rbg_api::v1alpha2::{CoordinatedPolicy, RoleBasedGroup};
 use serde_json::{Value, json};
 
 use super::test_operator::TestOperator;
@@ -16,8 +17,12 @@ use super::{eventually, group, nodes, pods, role, settled};
 
 /// Installs a CRD without validation for a kind.
 pub(crate) async fn define(client: &Client, kind: ResourceKind) {
+    let any = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
+    define_with(client, kind, any).await;
+}
+
+async fn define_with(client: &Client, kind: ResourceKind, schema: Value) {
     let resource = kind.resource();
-    let schema = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
     let crd = json!({
         "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
         "metadata": { "name": format!("{}.{}", resource.plural, resource.group) },
@@ -63,7 +68,9 @@ async fn gang_gets_a_pod_group_once_the_kind_is_served() {
     let pod_groups = others(&stage, ResourceKind::PodGroup);
     assert_eq!(live(&pod_groups, "g").await["spec"]["minMember"], 3);
     for pod in pods(&stage.client).await {
-        assert_eq!(pod.metadata.labels.unwrap()[rbg_api::keys::POD_GROUP], "g");
+        let labels = pod.metadata.labels.unwrap();
+        let keys = [rbg_api::keys::POD_GROUP, rbg_api::keys::COSCHEDULING_POD_GROUP];
+        assert_eq!(keys.map(|key| labels[key].as_str()), ["g", "g"]);
     }
 
     // An edit reaches the PodGroup at once: nothing polls.
@@ -94,6 +101,85 @@ async fn gang_gets_a_pod_group_once_the_kind_is_served() {
         pod_groups.get_opt("g").await.unwrap().is_none().then_some(())
     })
     .await;
+    stage.end().await;
+}
+
+/// Schema of Volcano's PodGroup, of a release with `subGroupPolicy` or before.
+fn volcano_schema(has_sub_groups: bool) -> Value {
+    let mut spec = json!({ "minMember": { "type": "integer", "format": "int32" },
+        "queue": { "type": "string" }, "priorityClassName": { "type": "string" } });
+    if has_sub_groups {
+        let count = json!({ "type": "integer", "format": "int32" });
+        let sub_group = json!({ "type": "object", "required": ["name"], "properties": {
+            "name": { "type": "string" }, "subGroupSize": count, "minSubGroups": count,
+            "labelSelector": { "type": "object", "x-kubernetes-map-type": "atomic",
+                "properties": { "matchLabels": { "type": "object", "additionalProperties": { "type": "string" } } } },
+            "matchLabelKeys": { "type": "array", "items": { "type": "string" } } } });
+        spec["subGroupPolicy"] = json!({ "type": "array", "items": sub_group });
+    }
+    json!({ "type": "object", "properties": { "spec": { "type": "object", "properties": spec },
+        "status": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } } })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_policy_forms_a_gang_of_volcano() {
+    let plane = ControlPlane::shared().await.unwrap();
+    let stage = TestOperator::begin_as(&plane, "volcano", NoopRuntime, GangScheduler::Volcano).await;
+    define_with(&stage.client, ResourceKind::VolcanoPodGroup, volcano_schema(false)).await;
+    let groups: Api<RoleBasedGroup> = stage.api();
+    let policies: Api<CoordinatedPolicy> = stage.api();
+    let rule = |minimums: Value| {
+        let gang = json!({ "scheduling": { "gang": { "minReplicas": minimums } } });
+        json!({ "spec": { "policies": [{ "name": "p", "roles": ["a", "b"], "strategy": gang }] } })
+    };
+    let mut policy = rule(json!({ "a": 2, "b": 1 }));
+    policy["metadata"] = json!({ "name": "g" });
+    policies.create(&PostParams::default(), &serde_json::from_value(policy).unwrap()).await.unwrap();
+    let roles = json!([role("a", 3, "engine:1"), role("b", 2, "engine:1"), role("c", 1, "engine:1")]);
+    groups.create(&PostParams::default(), &group(roles)).await.unwrap();
+    eventually("the group reports that Volcano has no sub-groups", async || {
+        let status = groups.get("g").await.unwrap().status.unwrap_or_default();
+        let is_it = |text: &str| text.contains("subGroupPolicy");
+        status.conditions.iter().any(|one| one.kind == "Stalled" && is_it(&one.message)).then_some(())
+    })
+    .await;
+    assert!(pods(&stage.client).await.is_empty());
+
+    let crds = Api::<CustomResourceDefinition>::all(stage.client.clone());
+    let versions = json!([{ "name": "v1beta1", "served": true, "storage": true,
+        "schema": { "openAPIV3Schema": volcano_schema(true) }, "subresources": { "status": {} } }]);
+    let upgrade = Patch::Merge(json!({ "spec": { "versions": versions } }));
+    crds.patch("podgroups.scheduling.volcano.sh", &PatchParams::default(), &upgrade).await.unwrap();
+    let pod_groups = others(&stage, ResourceKind::VolcanoPodGroup);
+    assert_eq!(live(&pod_groups, "g").await["spec"]["minMember"], 3);
+    // The default scheduler ignores pods that name Volcano's; the kubelet of this test binds them.
+    settled(&groups).await;
+    let is_member = |pod: &Pod| {
+        let annotations = pod.metadata.annotations.as_ref();
+        annotations.is_some_and(|all| all.contains_key(rbg_api::keys::VOLCANO_POD_GROUP))
+    };
+    assert_eq!(
+        pods(&stage.client).await.iter().map(is_member).collect::<Vec<_>>(),
+        [true, true, true, true, true, false]
+    );
+
+    for (minimums, expected) in [(json!({ "a": 3, "b": 2 }), json!([3, 2])), (json!({ "b": 1 }), json!([1]))]
+    {
+        let started = Instant::now();
+        policies.patch("g", &PatchParams::default(), &Patch::Merge(rule(minimums))).await.unwrap();
+        eventually("the policy reaches the PodGroup", async || {
+            let spec = live(&pod_groups, "g").await["spec"].clone();
+            let subs = spec["subGroupPolicy"].as_array().unwrap().iter();
+            let minimums: Value = subs.map(|sub| sub["minSubGroups"].clone()).collect();
+            let sum =
+                minimums.as_array().unwrap().iter().map(|minimum| minimum.as_i64().unwrap()).sum::<i64>();
+            (minimums == expected && spec["minMember"] == sum).then_some(())
+        })
+        .await;
+        let elapsed = started.elapsed();
+        eprintln!("{expected} reached the PodGroup after {elapsed:?}");
+        assert!(elapsed < Duration::from_secs(1), "{elapsed:?}");
+    }
     stage.end().await;
 }
 

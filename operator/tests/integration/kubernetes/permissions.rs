@@ -86,12 +86,12 @@ impl PermissionsFixture {
             gang_scheduler: gang,
             ..OperatorOptions::default()
         };
-        self.hook(&supervisor).await;
+        self.hook(gang, &supervisor).await;
         run_with_operator(options, act).await;
         supervisor.token().cancel();
     }
 
-    async fn hook(&self, supervisor: &Supervisor) {
+    async fn hook(&self, gang: GangScheduler, supervisor: &Supervisor) {
         let file = Kubeconfig::read_from(&self.operator).unwrap();
         let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.unwrap();
         let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -101,6 +101,7 @@ impl PermissionsFixture {
             port: listener.local_addr().unwrap().port(),
             secret: "moongate-webhooks".to_owned(),
             size_limits: SizeLimits::default(),
+            gang_scheduler: gang,
             ownership: webhooks::OwnershipTiming::default(),
         };
         let client = Client::try_from(config).unwrap();

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, PostParams};
-use moongate_operator::{SizeLimits, webhooks};
+use moongate_operator::{GangScheduler, SizeLimits, webhooks};
 use moongate_runtime::{Supervisor, bind};
 use moongate_testkit::{ControlPlane, TestNamespace};
 use rbg_api::v1alpha2::RoleBasedGroup;
@@ -34,6 +34,7 @@ pub(crate) async fn webhooks(namespace: &TestNamespace) -> Supervisor {
         port: listener.local_addr().unwrap().port(),
         secret: "certificate".to_owned(),
         size_limits: SizeLimits::default(),
+        gang_scheduler: GangScheduler::default(),
         ownership: webhooks::OwnershipTiming::default(),
     };
     webhooks::start(listener, namespace.client.clone(), options, Arc::default(), &supervisor).unwrap();

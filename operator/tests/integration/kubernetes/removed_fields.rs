@@ -32,14 +32,17 @@ async fn a_service_of_all_pods_selects_and_names_workers() {
     assert!(selector().await.contains_key(keys::COMPONENT_NAME));
     assert_eq!(subdomains().await, ["s-g-t", ""]);
 
-    roles[0]["leaderWorkerPattern"]["sharedServiceSelection"] = "All".into();
-    change(&groups, &roles).await;
-    eventually("the Service selects all pods, which have its name", async || {
-        let is_selected = !selector().await.contains_key(keys::COMPONENT_NAME);
-        (is_selected && subdomains().await == ["s-g-t", "s-g-t"]).then_some(())
-    })
-    .await;
-    settled(&groups).await;
+    for (selection, worker) in [("All", "s-g-t"), ("LeaderOnly", "")] {
+        roles[0]["leaderWorkerPattern"]["sharedServiceSelection"] = selection.into();
+        change(&groups, &roles).await;
+        eventually("the selected pods have the Service's name", async || {
+            let selects_all = !selector().await.contains_key(keys::COMPONENT_NAME);
+            let is_selected = selects_all == (selection == "All");
+            (is_selected && subdomains().await == ["s-g-t", worker]).then_some(())
+        })
+        .await;
+        settled(&groups).await;
+    }
     stage.end().await;
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kube::Client;
 use kube::api::{Api, ListParams};
-use moongate_operator::{OperatorMetrics, OperatorOptions};
+use moongate_operator::{GangScheduler, OperatorMetrics, OperatorOptions};
 use moongate_runtime::Supervisor;
 use moongate_testkit::{ControlPlane, FakeKubelet, KubeletTimings, NoopRuntime, PodRuntime, TestNamespace};
 use tokio::task::JoinHandle;
@@ -31,6 +31,16 @@ impl TestOperator {
 
     /// Starts with a runtime for the containers of pods.
     pub(crate) async fn begin_with(plane: &ControlPlane, name: &str, runtime: impl PodRuntime) -> Self {
+        Self::begin_as(plane, name, runtime, GangScheduler::default()).await
+    }
+
+    /// Starts with a runtime, and for a scheduler of gangs.
+    pub(crate) async fn begin_as(
+        plane: &ControlPlane,
+        name: &str,
+        runtime: impl PodRuntime,
+        gang_scheduler: GangScheduler,
+    ) -> Self {
         let namespace = plane.namespace(name).await.unwrap();
         let client = namespace.client.clone();
         super::install(&client).await;
@@ -43,6 +53,7 @@ impl TestOperator {
             kubeconfig: Some(plane.kubeconfig()),
             namespace: Some(namespace.name.clone()),
             metrics: Arc::clone(&metrics),
+            gang_scheduler,
             ..OperatorOptions::default()
         };
         let operator = tokio::spawn({

@@ -10,7 +10,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use moongate_operator::controllers::OperatorError;
-use moongate_operator::{OperatorMetrics, OperatorOptions, SizeLimits, admin, webhooks};
+use moongate_operator::{GangScheduler, OperatorMetrics, OperatorOptions, SizeLimits, admin, webhooks};
 use moongate_runtime::{Supervisor, bind};
 use moongate_testkit::{ControlPlane, TestNamespace};
 use serde_json::json;
@@ -20,8 +20,9 @@ use tokio::task::JoinHandle;
 
 use super::{TEST_TIMEOUT, eventually, install};
 
+/// The owner has 7 s for a late renewal, which takes five requests, when other tests load the machine.
 const TIMING: webhooks::OwnershipTiming =
-    webhooks::OwnershipTiming { renewal: Duration::from_secs(3), expiry: Duration::from_secs(7) };
+    webhooks::OwnershipTiming { renewal: Duration::from_secs(2), expiry: Duration::from_secs(9) };
 
 const SERVICE: &str = "operator";
 
@@ -43,6 +44,7 @@ impl Release {
             port: listener.local_addr().unwrap().port(),
             secret: "webhooks".to_owned(),
             size_limits: SizeLimits::default(),
+            gang_scheduler: GangScheduler::default(),
             ownership: TIMING,
         };
         let (client, counted) = (own.client.clone(), Arc::clone(&metrics));
@@ -142,7 +144,7 @@ async fn one_release_owns_the_webhooks_until_it_ends() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     // Renewals by the owner.
-    assert!((1..=4).contains(&writes), "{writes} writes in 7 s");
+    assert!((1..=5).contains(&writes), "{writes} writes in 7 s");
     assert!(first.has_metric("moongate_operator_webhooks_owned 1"));
     assert!(second.has_metric("moongate_operator_webhooks_owned 0"));
     assert!(second.has_metric("moongate_operator_leading 0"));

@@ -80,7 +80,7 @@ fn with_every_kill(
     undisturbed.run(|_| {});
     check(&undisturbed.server, &before, &states(&undisturbed.server), "undisturbed");
     assert!(undisturbed.writes > 5, "{}", undisturbed.writes);
-    let stride = usize::try_from(undisturbed.writes).unwrap().div_ceil(MAX_KILLS).max(1);
+    let stride = undisturbed.writes.div_ceil(MAX_KILLS).max(1);
     for (order, killed_after) in (1..=undisturbed.writes).step_by(stride).enumerate() {
         // Every other order also has writes that fail.
         let seed = u64::try_from(killed_after).unwrap();

@@ -1,7 +1,8 @@
 //! Gangs: pods that are created and recreated together.
 
-use moongate_operator::ResourceKind;
 use moongate_operator::forecast::SimulatedApiServer;
+use moongate_operator::plan::PlanSettings;
+use moongate_operator::{GangScheduler, ResourceKind};
 use moongate_operator_testkit::OperatorSimulation;
 use rbg_api::keys;
 use serde_json::{Value, json};
@@ -122,4 +123,162 @@ fn pods_of_a_gang_in_a_queue_are_admitted_together() {
     assert_eq!(pods(&cluster.server), pods_before);
     let instance = cluster.server.get(ResourceKind::Instance, "g-plain-0").unwrap();
     assert_eq!(instance["metadata"]["annotations"][keys::KUEUE_QUEUE], "team-b");
+}
+
+/// A cluster with Volcano, and a group `g` with a policy whose rule has this strategy for two of its roles.
+fn policy_gang(roles: Value, strategy: Value, seed: u64) -> OperatorSimulation {
+    let mut cluster = OperatorSimulation::new(server(), seed);
+    cluster.settings = PlanSettings { gang_scheduler: GangScheduler::Volcano, ..PlanSettings::default() };
+    let rule = json!({ "name": "p", "roles": ["prefill", "decode"], "strategy": strategy });
+    let policy = json!({ "metadata": { "name": "g" }, "spec": { "policies": [rule] } });
+    cluster.create(ResourceKind::Policy, policy);
+    cluster.create(ResourceKind::Group, json!({ "metadata": { "name": "g" }, "spec": { "roles": roles } }));
+    cluster
+}
+
+fn minimums(prefill: i32, decode: i32) -> Value {
+    json!({ "gang": { "minReplicas": { "prefill": prefill, "decode": decode } } })
+}
+
+fn pairs_and_decodes() -> Value {
+    let pairs = json!({ "name": "prefill", "replicas": 4,
+        "leaderWorkerPattern": { "size": 2, "template": template("i:1") } });
+    let mut router = role("router", 1, "i:1");
+    router["dependencies"] = json!(["prefill", "decode"]);
+    json!([pairs, role("decode", 6, "i:1"), router])
+}
+
+/// Instances of each role that its PodGroup requires, with the number of pods of an instance.
+fn sub_groups(pod_group: &Value) -> Vec<(&str, i64, i64)> {
+    let subs = pod_group["spec"]["subGroupPolicy"].as_array().map(Vec::as_slice).unwrap_or_default();
+    subs.iter()
+        .map(|sub| {
+            let number = |name: &str| sub[name].as_i64().unwrap();
+            (sub["name"].as_str().unwrap(), number("minSubGroups"), number("subGroupSize"))
+        })
+        .collect()
+}
+
+#[test]
+fn a_policy_sets_the_minimum_of_each_role_of_a_gang() {
+    let mut strategy = json!({ "scaling": { "maxSkew": 1, "progression": "OrderReady" } });
+    strategy["scheduling"] = minimums(3, 2);
+    let mut cluster = policy_gang(pairs_and_decodes(), strategy, 1);
+    cluster.kills_per_mille = 20;
+    let mut first_targets = None;
+    cluster.run(|server| {
+        let replicas = |name: &str| server.get(ResourceKind::Set, name)?["spec"]["replicas"].as_i64();
+        first_targets = first_targets.or_else(|| Some((replicas("g-prefill")?, replicas("g-decode")?)));
+    });
+    cluster.kills_per_mille = 0;
+    assert_eq!(unsettled(&cluster.server), [""; 0]);
+    assert_eq!(first_targets, Some((3, 2)), "less would never be scheduled, more grows in steps");
+    let pod_group = cluster.server.get(ResourceKind::VolcanoPodGroup, "g").unwrap();
+    assert_eq!(pod_group["spec"]["minMember"], 3 * 2 + 2);
+    assert_eq!(sub_groups(pod_group), [("prefill", 3, 2), ("decode", 2, 1)]);
+    let sub_group = &pod_group["spec"]["subGroupPolicy"][0];
+    assert_eq!(sub_group["matchLabelKeys"], json!([keys::ROLE_INSTANCE_NAME]));
+    for pod in cluster.server.all(ResourceKind::Pod) {
+        let labels = &pod["metadata"]["labels"];
+        assert_eq!(pod["spec"]["schedulerName"], "volcano");
+        let member = &pod["metadata"]["annotations"][keys::VOLCANO_POD_GROUP];
+        let is_router = labels[keys::ROLE_NAME] == "router";
+        assert_eq!(*member, if is_router { Value::Null } else { "g".into() }, "{}", labels[keys::ROLE_NAME]);
+    }
+    let annotations =
+        |name| cluster.server.get(ResourceKind::Set, name).unwrap()["metadata"]["annotations"].clone();
+    assert_eq!(annotations("g-prefill")[keys::INSTANCE_GANG_SCHEDULING], "true");
+    assert_eq!(annotations("g-router")[keys::INSTANCE_GANG_SCHEDULING], Value::Null);
+
+    // Other minimums are for the scheduler only.
+    let before = pods(&cluster.server);
+    cluster.edit(ResourceKind::Policy, "g", |policy| {
+        policy["spec"]["policies"][0]["strategy"]["scheduling"] = minimums(1, 6);
+    });
+    cluster.run(|_| {});
+    let pod_group = cluster.server.get(ResourceKind::VolcanoPodGroup, "g").unwrap();
+    assert_eq!(sub_groups(pod_group), [("prefill", 1, 2), ("decode", 6, 1)]);
+    cluster.edit(ResourceKind::Policy, "g", |policy| {
+        policy["spec"]["policies"][0]["strategy"]["scheduling"] = json!({ "gang": {} });
+    });
+    cluster.run(|_| {});
+    let pod_group = cluster.server.get(ResourceKind::VolcanoPodGroup, "g").unwrap();
+    assert_eq!((&pod_group["spec"]["minMember"], sub_groups(pod_group)), (&json!(4 * 2 + 6), vec![]));
+    assert_eq!(pods(&cluster.server), before);
+
+    cluster.delete(ResourceKind::Policy, "g");
+    cluster.run(|_| {});
+    assert!(cluster.server.get(ResourceKind::VolcanoPodGroup, "g").is_none());
+    let group = cluster.server.get(ResourceKind::Group, "g").unwrap();
+    assert_eq!(condition(group, "GangConfigured"), None);
+}
+
+#[test]
+fn a_gang_that_cannot_be_formed_creates_nothing() {
+    let mut cluster = policy_gang(pairs_and_decodes(), json!({ "scheduling": minimums(2, 7) }), 1);
+    cluster.run(|_| {});
+    let group = |cluster: &OperatorSimulation| cluster.server.get(ResourceKind::Group, "g").unwrap().clone();
+    let is_refused = |cluster: &OperatorSimulation| {
+        for kind in ["GangConfigured", "Ready"] {
+            let condition = condition(&group(cluster), kind).unwrap().clone();
+            assert_eq!(
+                (&condition["status"], &condition["reason"]),
+                (&json!("False"), &json!("IncompatibleGangConfig"))
+            );
+            let message = condition["message"].as_str().unwrap();
+            assert!(message.contains("role `decode` is 7, but the role has 6 replicas"), "{message}");
+        }
+    };
+    is_refused(&cluster);
+    assert!(cluster.server.get(ResourceKind::VolcanoPodGroup, "g").is_none());
+    assert!(names(&cluster.server, ResourceKind::Set).is_empty());
+
+    // The policy is corrected, and wrong again after the group is up. Removed roles are still deleted.
+    let set = |cluster: &mut OperatorSimulation, scheduling: Value| {
+        cluster.edit(ResourceKind::Policy, "g", |policy| {
+            policy["spec"]["policies"][0]["strategy"]["scheduling"] = scheduling;
+        });
+        cluster.run(|_| {});
+    };
+    set(&mut cluster, minimums(2, 6));
+    assert_eq!(unsettled(&cluster.server), [""; 0]);
+    assert_eq!(condition(&group(&cluster), "GangConfigured").unwrap()["status"], "True");
+    let before = cluster.server.get(ResourceKind::VolcanoPodGroup, "g").unwrap().clone();
+    set(&mut cluster, minimums(2, 7));
+    cluster.edit(ResourceKind::Group, "g", |group| {
+        let roles = group["spec"]["roles"].as_array_mut().unwrap();
+        roles.pop();
+        roles[0]["replicas"] = 5.into();
+    });
+    cluster.run(|_| {});
+    is_refused(&cluster);
+    assert_eq!(*cluster.server.get(ResourceKind::VolcanoPodGroup, "g").unwrap(), before);
+    assert_eq!(names(&cluster.server, ResourceKind::Set), ["g-decode", "g-prefill"]);
+    assert_eq!(cluster.server.get(ResourceKind::Set, "g-prefill").unwrap()["spec"]["replicas"], 4);
+    cluster.settings = PlanSettings::default();
+    set(&mut cluster, minimums(2, 6));
+    let message = condition(&group(&cluster), "Ready").unwrap()["message"].to_string();
+    assert!(message.contains("needs Volcano 1.14"), "{message}");
+}
+
+#[test]
+fn roles_of_a_gang_wait_only_for_roles_outside_of_it() {
+    let mut roles = json!([
+        role("prefill", 1, "i:1"),
+        role("decode", 1, "i:1"),
+        role("master", 1, "broken:1"),
+        role("between", 1, "i:1")
+    ]);
+    // `decode` waits for `prefill` in vain if `between` does: no member has a node before all exist.
+    roles[0]["dependencies"] = json!(["master"]);
+    roles[1]["dependencies"] = json!(["between"]);
+    roles[3]["dependencies"] = json!(["prefill"]);
+    let mut cluster = policy_gang(roles, json!({ "scheduling": minimums(1, 1) }), 1);
+    cluster.run(|_| {});
+    assert_eq!(names(&cluster.server, ResourceKind::Set), ["g-decode", "g-master"]);
+    cluster.edit(ResourceKind::Group, "g", |group| {
+        group["spec"]["roles"][2]["standalonePattern"]["template"] = template("i:1");
+    });
+    cluster.run(|_| {});
+    assert_eq!(unsettled(&cluster.server), [""; 0]);
 }

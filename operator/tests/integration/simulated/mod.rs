@@ -16,6 +16,7 @@ mod status_truth;
 mod stuck_updates;
 mod takeover;
 mod topology;
+mod upstream;
 mod warmup;
 mod writes;
 

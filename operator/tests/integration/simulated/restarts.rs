@@ -113,3 +113,73 @@ fn restarts_by_in_place_updates_are_not_crashes() {
         assert_eq!(cluster.ended.len(), 2, "seed {seed}: the next restart is a crash");
     }
 }
+
+/// As upstream resolves the fields: `restartPolicyConfig.type` before the deprecated `restartPolicy`, before the pattern's default.
+#[test]
+fn the_type_takes_precedence_over_the_deprecated_field() {
+    let recreate = "RecreateRoleInstanceOnPodRestart";
+    for (fields, ended) in [
+        (json!({ "restartPolicy": "None", "restartPolicyConfig": { "type": recreate } }), 2),
+        (json!({ "restartPolicy": recreate, "restartPolicyConfig": { "type": "None" } }), 1),
+        (json!({ "restartPolicy": recreate }), 2),
+        (json!({ "restartPolicy": recreate, "restartPolicyConfig": { "baseDelaySeconds": 1 } }), 2),
+        (json!({ "restartPolicy": "None" }), 1),
+        (json!({}), 2),
+    ] {
+        let mut cluster = up(together(fields.clone()), 1);
+        fail(&mut cluster, "g-t-0-1");
+        cluster.run(|_| {});
+        assert_eq!(unsettled(&cluster.server), [""; 0], "{fields}");
+        assert_eq!(cluster.ended.len(), ended, "{fields}");
+    }
+}
+
+#[test]
+fn a_crash_during_the_first_start_recreates_nothing() {
+    let mut roles = together(json!({}));
+    roles[0]["leaderWorkerPattern"]["template"] = template("stuck:1");
+    let mut cluster = OperatorSimulation::new(super::server(), 1);
+    let group = json!({ "metadata": { "name": "g" }, "spec": { "roles": roles } });
+    cluster.create(ResourceKind::Group, group);
+    cluster.run(|_| {});
+    crash(&mut cluster, "g-t-0-1");
+    cluster.run(|_| {});
+    assert!(cluster.ended.is_empty(), "the instance was never ready");
+    assert_eq!(count(&cluster), 0);
+}
+
+#[test]
+fn the_backoff_starts_again_after_a_stable_time() {
+    let policy = json!({ "restartPolicyConfig": { "type": "RecreateRoleInstanceOnPodRestart", "baseDelaySeconds": 20, "maxDelaySeconds": 60 } });
+    let mut cluster = up(together(policy), 1);
+    for (pause, restarts) in [(0, 1), (0, 2), (3600, 1)] {
+        cluster.server.now = cluster.server.now.checked_add(std::time::Duration::from_secs(pause)).unwrap();
+        crash(&mut cluster, "g-t-0-1");
+        cluster.run(|_| {});
+        assert_eq!(count(&cluster), restarts, "after {pause} s");
+    }
+}
+
+#[test]
+fn an_update_proceeds_during_the_backoff() {
+    let policy = json!({ "restartPolicyConfig": { "type": "RecreateRoleInstanceOnPodRestart", "baseDelaySeconds": 300, "maxDelaySeconds": 300 } });
+    let mut cluster = up(together(policy), 1);
+    crash(&mut cluster, "g-t-0-1");
+    cluster.run(|_| {});
+    let first = cluster.server.now;
+    crash(&mut cluster, "g-t-0-1");
+    // Up to the wait for the end of the backoff.
+    while cluster.step() {}
+    assert_eq!(count(&cluster), 1);
+    cluster.edit(ResourceKind::Group, "g", |group| {
+        group["spec"]["roles"][0]["leaderWorkerPattern"]["template"] = template("i:2");
+    });
+    let mut updated = None;
+    cluster.run(|server| {
+        let is_updated = pods(server).values().all(|(.., image)| image == "i:2");
+        updated = updated.or_else(|| is_updated.then_some(server.now));
+    });
+    assert_eq!(unsettled(&cluster.server), [""; 0]);
+    let took = updated.unwrap().duration_since(first).as_secs();
+    assert!(took < 60, "{took} s");
+}

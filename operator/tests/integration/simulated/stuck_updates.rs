@@ -63,6 +63,32 @@ fn a_rollback_at_any_point_of_an_update_keeps_the_pods() {
     }
 }
 
+/// The first edit's image has not been set yet when the second edit changes another one.
+#[test]
+fn edits_of_two_images_in_one_grace_period_are_both_applied() {
+    for steps in (0..60).step_by(6) {
+        let rolling = json!({ "inPlaceUpdateStrategy": { "gracePeriodSeconds": 30 } });
+        let wanted = |first: &str, second: &str| {
+            let container = |name: &str, image: &str| json!({ "name": name, "image": image });
+            let containers = [container("c", first), container("d", second)];
+            json!([{ "name": "a", "replicas": 2, "rolloutStrategy": { "rollingUpdate": rolling },
+                "standalonePattern": { "template": { "spec": { "containers": containers } } } }])
+        };
+        let mut cluster = up(wanted("i:1", "i:1"), u64::try_from(steps).unwrap());
+        for roles in [wanted("i:2", "i:1"), wanted("i:2", "i:3")] {
+            cluster.edit(ResourceKind::Group, "g", |group| group["spec"]["roles"] = roles);
+            cluster.run_for(steps, status_truth::check);
+        }
+        cluster.run(status_truth::check);
+        assert_eq!(unsettled(&cluster.server), [""; 0], "{steps} steps");
+        assert!(cluster.ended.is_empty(), "{steps} steps");
+        for pod in cluster.server.all(ResourceKind::Pod) {
+            let images = [0, 1].map(|index| &pod["status"]["containerStatuses"][index]["image"]);
+            assert_eq!(images, ["i:2", "i:3"], "{steps} steps");
+        }
+    }
+}
+
 #[test]
 fn a_broken_template_costs_a_set_one_group_until_fixed() {
     for seed in 0..5 {

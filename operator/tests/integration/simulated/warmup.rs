@@ -205,3 +205,10 @@ fn warmup_waits_for_a_missing_group() {
     cluster.run(|_| {});
     assert_eq!(counts(&cluster.server).0, "Completed");
 }
+
+#[test]
+fn a_warmup_without_nodes_completes_at_once() {
+    let mut cluster = started(0, "i:1", json!({}), 1);
+    cluster.run(|_| {});
+    assert_eq!(counts(&cluster.server), ("Completed".to_owned(), [0; 4]));
+}

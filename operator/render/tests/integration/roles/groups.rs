@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use moongate_render::revision::SpecRevision;
 use moongate_render::{
-    GangScheduler, GroupContext, PreservedFields, ResolvedRole, RoleTarget, RuntimeProfiles,
+    GangPolicy, GangScheduler, GroupContext, PreservedFields, ResolvedRole, RoleTarget, RuntimeProfiles,
     coordinated_policy, discovery_config_map, pod_group, render_workload,
 };
 use rbg_api::conversion::{ApiVersion, convert};
@@ -38,6 +38,40 @@ fn gangs_count_every_pod() {
     assert_eq!(pod_group(GangScheduler::Volcano).0["spec"], json!({ "minMember": 18, "queue": "q" }));
     let label = "/metadata/labels/pod-group.scheduling.sigs.k8s.io~1name";
     assert_eq!(in_template(&workload(&object).unwrap(), label), "g");
+}
+
+/// The PodGroup in upstream's proposal for per-role minimums, with a component role instead of its second leader-worker role.
+#[test]
+fn minimums_of_a_policy_become_sub_groups_of_instances() {
+    let object = group(
+        json!({ keys::GANG_SCHEDULING: "true", keys::GANG_SCHEDULING_VOLCANO_QUEUE: "default" }),
+        json!({ "roles": [
+            { "name": "router", "replicas": 1, "standalonePattern": { "template": template("i") } },
+            { "name": "prefill", "replicas": 4, "leaderWorkerPattern": { "size": 2, "template": template("i") } },
+            { "name": "decode", "replicas": 6, "customComponentsPattern": { "components": [
+                { "name": "x", "size": 1, "template": template("i") },
+                { "name": "y", "size": 2, "template": template("i") },
+            ] } },
+        ] }),
+    );
+    let gang = json!({ "gang": { "minReplicas": { "prefill": 2, "decode": 1 } } });
+    let rule = json!({ "name": "p", "roles": ["prefill", "decode"], "strategy": { "scheduling": gang } });
+    let policy = serde_json::from_value(json!({ "policies": [rule] })).unwrap();
+    let gang = GangPolicy::resolve(&policy).unwrap();
+    let profiles = RuntimeProfiles::new();
+    let context =
+        GroupContext::new(&object, &profiles, GangScheduler::Volcano).unwrap().with_gang(gang.as_ref());
+    let sub_group = |role: &str, minimum: i32, size: i32| {
+        let labels = json!({ keys::GROUP_NAME: "g", keys::ROLE_NAME: role });
+        json!({ "name": role, "labelSelector": { "matchLabels": labels },
+            "matchLabelKeys": ["rbg.workloads.x-k8s.io/role-instance-name"],
+            "minSubGroups": minimum, "subGroupSize": size })
+    };
+    let sub_groups = [sub_group("prefill", 2, 2), sub_group("decode", 1, 3)];
+    assert_eq!(
+        pod_group(context).unwrap().0["spec"],
+        json!({ "minMember": 2 * 2 + 3, "queue": "default", "subGroupPolicy": sub_groups })
+    );
 }
 
 #[test]

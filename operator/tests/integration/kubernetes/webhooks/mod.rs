@@ -13,7 +13,7 @@ use kube::api::{
     Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams,
 };
 use kube::{Client, Error};
-use moongate_operator::{ResourceKind, SizeLimits, webhooks};
+use moongate_operator::{GangScheduler, ResourceKind, SizeLimits, webhooks};
 use moongate_runtime::{Supervisor, bind};
 use moongate_testkit::{ControlPlane, TestNamespace};
 use rbg_api::conversion::{ApiVersion, convert};
@@ -39,6 +39,7 @@ fn start(namespace: &TestNamespace, address: SocketAddr) -> (Supervisor, SocketA
         port: address.port(),
         secret: SECRET.to_owned(),
         size_limits: SizeLimits::default(),
+        gang_scheduler: GangScheduler::default(),
         ownership: webhooks::OwnershipTiming::default(),
     };
     webhooks::start(listener, namespace.client.clone(), options, Arc::default(), &supervisor).unwrap();
@@ -247,11 +248,20 @@ async fn invalid_specs_are_refused(client: &Client) {
     }
     let link =
         json!({ "when": { "role": "a" }, "scope": "Group", "then": [{ "role": "a", "action": "Drain" }] });
-    let rule = json!({ "name": "p", "roles": ["a"], "strategy": { "faultRecovery": { "links": [link] } } });
-    let policy = json!({ "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "CoordinatedPolicy",
-        "metadata": { "name": "g" }, "spec": { "policies": [rule] } });
-    let refused = refusal(client, &serde_json::from_value(policy).unwrap()).await;
-    assert!(refused.contains("a fault of role `a` cannot act on the same role"), "{refused}");
+    let minimums = |roles: Value| json!({ "scheduling": { "gang": { "minReplicas": roles } } });
+    for (strategy, text) in [
+        (json!({ "faultRecovery": { "links": [link] } }), "a fault of role `a` cannot act on the same role"),
+        (minimums(json!({ "b": 1 })), "`b`, which is not in the rule's roles"),
+        (minimums(json!({ "a": 0 })), "must be at least 1, not 0"),
+        // These webhooks belong to an operator with the default scheduler.
+        (minimums(json!({ "a": 1 })), "needs Volcano 1.14"),
+    ] {
+        let rule = json!({ "name": "p", "roles": ["a"], "strategy": strategy });
+        let policy = json!({ "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "CoordinatedPolicy",
+            "metadata": { "name": "g" }, "spec": { "policies": [rule] } });
+        let refused = refusal(client, &serde_json::from_value(policy).unwrap()).await;
+        assert!(refused.contains(text), "{refused}");
+    }
     // Also through the older version, and in a set.
     let mut older = json!({ "apiVersion": "workloads.x-k8s.io/v1alpha1", "kind": "RoleBasedGroup",
         "metadata": { "name": "older" }, "spec": { "roles": [{ "name": "a", "dependencies": ["a"],
