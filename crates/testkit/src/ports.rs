@@ -2,8 +2,9 @@
 
 use std::fs::File;
 use std::net::{Ipv4Addr, TcpListener};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use parking_lot::Mutex;
 
 /// Below the range from which the kernel takes ports for connections and for listeners on port 0 (`ip_local_port_range`), and above the
 /// ports that Mooncake's clients choose: no other socket is given one of these between two lives of a program.
@@ -39,7 +40,7 @@ fn reserve(port: u16) -> bool {
     let file = File::create(folder.join(port.to_string())).unwrap();
     let is_locked = file.try_lock().is_ok();
     if is_locked {
-        RESERVED.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(file);
+        RESERVED.lock().push(file);
     }
     is_locked
 }
