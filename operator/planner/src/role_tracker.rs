@@ -15,8 +15,8 @@ use crate::deployments_file::{DeploymentKey, ScaledRole};
 use crate::replicas::{RolePods, adjust_to_target};
 use crate::scale_target::{ScaleClient, ScaleReading, ScaleRequestError, ScaleTarget};
 
-/// Lifetime of a reading of a scale subresource, which cannot be watched. A write reads it again.
-const READING_LIFETIME: Duration = Duration::from_secs(60);
+/// Lifetime of a reading of a scale subresource, which cannot be watched. Its pods are, and a write is refused if the reading is outdated.
+const READING_LIFETIME: Duration = Duration::from_secs(180);
 /// Lifetime while the pods differ from it: something else may have changed it.
 const DOUBTFUL_LIFETIME: Duration = Duration::from_secs(15);
 /// How long a watch may fail until the pods are listed again: a watch that has resumed shows nothing until a pod changes.

@@ -15,6 +15,10 @@ use moongate_planner::{PlanBoard, PlannerMetrics, PlannerOptions};
 use moongate_runtime::{ClientTls, ClientTlsFiles, Supervisor};
 use serde_json::json;
 
+/// The same allocator as in the command.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Name of the planner's threads.
 const PLANNER_THREAD: &str = "planner";
 /// Time for the first lists of pods, before the measurement.
