@@ -12,7 +12,7 @@ use crate::http;
 
 /// Interval of the samples. A conversation returns after tens of seconds, so that a shorter one would not be more exact.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(15);
-/// Time after which a hit counts half. Prefixes that nobody has used for longer are mostly evicted before their next use.
+/// Time after which a hit counts half. Prefixes that were unused for longer are mostly evicted before their next use.
 const HALF_LIFE: Duration = Duration::from_secs(300);
 /// Counters of prompt tokens found in the engine's cache: of vLLM, and of SGLang.
 const CACHED_TOKENS: [&str; 2] = ["vllm:prefix_cache_hits_total", "sglang:cached_tokens_total"];
