@@ -132,6 +132,12 @@ pub(super) fn spawn_calls(shared: &Arc<ControllerContext>, key: &ResourceKey, ca
         supervisor.spawn("operator hook", async move {
             let result = shared.hook_client.call(&call).await;
             shared.hook_client.in_flight.lock().remove(&call.pod);
+            if call.hook == UpgradeHook::RemovalCost
+                && let HookResult::Pending(reason) = &result
+            {
+                let (pod, reason) = (&call.pod, reason.as_deref().unwrap_or("no reason given"));
+                tracing::warn!(object = %key.name, pod, reason, "the pod did not report the cost of its removal, which counts as 0");
+            }
             shared.cluster.record_hook_result(key, call, result);
         });
     }
